@@ -8,27 +8,53 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 
 def preload_openblas() -> Path | None:
-    """Load `cmeel-openblas` into the process's global symbols. Returns its path, or None if it is not there."""
+    """Load `cmeel-openblas` into the process's global symbols. Returns its path, or None if it cannot be had."""
     if sys.platform != "linux" or "mlx.core" in sys.modules:
         return None
-    for folder in _cmeel_prefixes():
-        library = folder / "lib" / "libopenblas.so"
-        if library.exists():
+    packages = _site_packages()
+    library = packages / "cmeel.prefix" / "lib" / "libopenblas.so"
+    if not library.exists():
+        return None
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # a machine without libgfortran.so.5
+        try:
+            _load_bundled_gfortran(packages / "mlx_cpu.libs")
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-            return library
-    return None
+        except OSError:
+            return None
+    return library
 
 
-def _cmeel_prefixes() -> list[Path]:
-    spec = importlib.util.find_spec("cmeel")
-    site_folders = [Path(p).parent for p in (spec.submodule_search_locations or [])] if spec else []
-    site_folders += [Path(p) for p in sys.path if p.endswith("site-packages")]
-    return [folder / "cmeel.prefix" for folder in site_folders]
+def _load_bundled_gfortran(folder: Path) -> None:
+    """Offer the Fortran runtime of MLX's own wheel under the name OpenBLAS asks for.
+
+    Wheel repair tools rename a bundled library (`libgfortran-<hash>.so.5.0.0`) and its soname with it, so the loader does
+    not recognise it. An in-memory copy with the plain soname is what it is looking for; the shorter name fits in place.
+    """
+    for quadmath in folder.glob("libquadmath-*.so*"):
+        ctypes.CDLL(str(quadmath), mode=ctypes.RTLD_GLOBAL)
+    for gfortran in folder.glob("libgfortran-*.so.5*"):
+        bundled_name = gfortran.name.encode() + b"\0"
+        image = gfortran.read_bytes().replace(bundled_name, b"libgfortran.so.5".ljust(len(bundled_name), b"\0"))
+        handle = os.memfd_create("libgfortran.so.5")
+        with os.fdopen(handle, "wb") as file:
+            file.write(image)
+            file.flush()
+            ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=ctypes.RTLD_GLOBAL)
+
+
+def _site_packages() -> Path:
+    """The folder that holds MLX (found without importing it)."""
+    spec = importlib.util.find_spec("mlx")
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    return Path(locations[0]).parent if locations else Path()
 
 
 OPENBLAS: Path | None = preload_openblas()
