@@ -37,6 +37,8 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"ling-serve needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")'
+	@for other in $(filter-out $@,$(wildcard $(VENV)/.installed*)); do \
+	  echo "$(VENV) was installed as $$other; MLX's backends overwrite each other's files. Run: make clean"; exit 1; done
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
 	touch $@
