@@ -71,7 +71,8 @@ class EngineOptions:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}, below --max-num-seqs "
-                f"{self.max_num_seqs}; each running sequence decodes one token a step, so raise the first or lower the second",
+                f"{self.max_num_seqs}; each running sequence decodes one token a step, so raise the first or lower "
+                "the second",
                 param="--max-num-batched-tokens",
             )
 
@@ -87,8 +88,8 @@ class HttpOptions:
 @dataclass(frozen=True)
 class ServeConfig:
     model: ModelOptions
-    engine: EngineOptions = EngineOptions()
-    http: HttpOptions = HttpOptions()
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
 
 
 def _at_least(flag: str, value: int, least: int) -> None:

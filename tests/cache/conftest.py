@@ -1,6 +1,5 @@
 """A small layout, and pools of it."""
 
-import ling_serve.blas  # noqa: F401  (must come before MLX)
 import mlx.core as mx
 import pytest
 

@@ -57,7 +57,7 @@ def test_a_launched_step_keeps_blocks_and_slot_from_a_new_owner() -> None:
     memory.ledger.launch(["a"])
     memory.release("a")
     assert not memory.fits("b", 1)
-    with pytest.raises(InvariantViolated, match="0 free \\+ 0 owned of 2.*1 releases wait"):
+    with pytest.raises(InvariantViolated, match=r"0 free \+ 0 owned of 2.*1 releases wait"):
         memory.audit()
     memory.ledger.collect()
     assert memory.fits("b", 32)
@@ -68,5 +68,5 @@ def test_the_audit_sees_a_leak() -> None:
     memory = SequenceMemory(num_blocks=2, block_size=16, num_slots=1)
     memory.hold("a", 1)
     memory._table.detach("a")  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(InvariantViolated, match="blocks: 1 free \\+ 0 owned of 2"):
+    with pytest.raises(InvariantViolated, match=r"blocks: 1 free \+ 0 owned of 2"):
         memory.audit()

@@ -90,7 +90,7 @@ def test_states_of_another_shape_are_refused(layout: CacheLayout) -> None:
 def test_random_reads_and_writes_agree_with_a_dictionary(layout: CacheLayout) -> None:
     """400 operations on 8 slots; the bytes held stay those of the slots in use."""
     draw = random.Random(3)
-    pool, truth = StateSlotPool(layout, num_slots=8), {slot: 0.0 for slot in range(8)}
+    pool, truth = StateSlotPool(layout, num_slots=8), dict.fromkeys(range(8), 0.0)
     written: set[int] = set()
     for step in range(400):
         slots = draw.sample(range(8), draw.randint(1, 8))
