@@ -86,8 +86,8 @@ class ModelConfig:
     """A Bailing V3 model. Field names are those of config.json where one exists.
 
     Optional fields and what their absence (or null) means: `tie_word_embeddings` false, `rope_scaling` none,
-    `norm_topk_prob` true, `moe_shared_expert_intermediate_size` = `moe_intermediate_size`, `num_nextn_predict_layers` 0,
-    the two SwiGLU limit lists no clamp, `eos_token_id` and `pad_token_id` none. Everything else here is required.
+    `norm_topk_prob` true, `moe_shared_expert_intermediate_size` = `moe_intermediate_size`, `num_nextn_predict_layers`
+    0, the two SwiGLU limit lists no clamp, `eos_token_id` and `pad_token_id` none. Everything else here is required.
     `rope_parameters`, the newer spelling, stands in for `rope_scaling` and `rope_theta` where those are absent.
     """
 
@@ -253,10 +253,10 @@ class ModelConfig:
 
 
 def _check_architecture(values: Mapping[str, Any]) -> None:
-    value: object = values.get("architectures", MISSING)
+    value = cast("object", values.get("architectures", MISSING))
     names = [name for name in cast("list[object]", value) if isinstance(name, str)] if isinstance(value, list) else []
     if not names or names != value:
-        raise ConfigFieldError("architectures", value, f'["{ARCHITECTURE}"]')
+        raise ConfigFieldError("architectures", values.get("architectures", MISSING), f'["{ARCHITECTURE}"]')
     if names != [ARCHITECTURE]:
         hint = " (Ling-2.6 has this model_type too, but is another architecture)"
         raise UnsupportedCheckpoint(
@@ -313,6 +313,9 @@ def _rope_scaling(fields: FieldReader) -> RopeScaling:
     if kind == "linear":
         return RopeScaling(kind=RopeKind.LINEAR, factor=inner.number("factor", above=0.0))
     if kind in ("yarn", "deepseek_yarn"):
+        for unsupported in ("attention_factor", "truncate"):
+            if values.get(unsupported) is not None:
+                raise inner.error(unsupported, "no such field: mscale and mscale_all_dim set the attention scale")
         return RopeScaling(
             kind=RopeKind.YARN,
             factor=inner.number("factor", above=0.0),
