@@ -1,8 +1,8 @@
 """The checkpoint's tokenizer.
 
-Nothing here changes after construction: transformers' own encode and decode set truncation and padding on the shared
-backend at every call, which is what makes fast tokenizers fail with "Already borrowed" under threads. The backend is
-therefore called directly, and two ways to encode are two backends.
+Nothing here changes after construction. transformers' own encode sets truncation, padding and the treatment of special
+tokens on the shared backend at every call, which threads must not do to each other ("Already borrowed"); so the backend
+is called directly, and two ways to encode are two backends.
 """
 
 from __future__ import annotations

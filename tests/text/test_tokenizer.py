@@ -66,7 +66,7 @@ def test_long_texts_are_not_truncated(checkpoint_with: MakeCheckpoint, byte_chec
 
 
 def test_threads_share_one_tokenizer(bpe_tokenizer: Tokenizer) -> None:
-    """transformers' own calls fail here with "Already borrowed"."""
+    """Both ways to encode, and decoding, at the same time."""
     texts = [f"the dog {n} 你好 <|role_end|> {'fox ' * n}" for n in range(40)]
     expected = [(bpe_tokenizer.encode(t), bpe_tokenizer.encode(t, parse_special=False)) for t in texts]
 
