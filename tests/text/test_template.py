@@ -153,6 +153,12 @@ def test_nulls_and_part_lists_render_like_strings(ling: ChatTemplate, tool_calls
     assert "<think>r</think>c" in by_newer_name
 
 
+def test_developer_is_system(byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "roles.jinja"
+    path.write_text("{{ messages | map(attribute='role') | join(' ') }}", encoding="utf-8")
+    assert ChatTemplate(byte_tokenizer, path).render([{"role": "developer", "content": "S"}, *HI]) == "system user"
+
+
 def test_a_request_overrides_the_default_kwargs() -> None:
     off = ChatTemplate(Tokenizer.from_checkpoint(CHECKPOINT), default_kwargs={"enable_thinking": False})
     assert off.render(HI).endswith("</think>")
