@@ -13,6 +13,7 @@
     │   ├── ModelNotFound              404  code model_not_found
     │   └── QueueFull                  429  code queue_full, with Retry-After
     ├── NotReady                       503  the model is still loading
+    ├── ShuttingDown                   503  the server was told to end
     ├── EngineDead                     503  the engine stopped after an internal error
     └── InvariantViolated              500  a bug here: the caches can no longer be trusted
 
@@ -92,6 +93,23 @@ class ModelNotFound(RequestError):
     default_code = "model_not_found"
 
 
+class UnknownRoute(RequestError):
+    status = 404
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    default_code = "request_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+
+
 class QueueFull(RequestError):
     status = 429
     type = "rate_limit_error"
@@ -105,6 +123,11 @@ class QueueFull(RequestError):
 class NotReady(LingServeError):
     status = 503
     default_code = "not_ready"
+
+
+class ShuttingDown(LingServeError):
+    status = 503
+    default_code = "shutting_down"
 
 
 class EngineDead(LingServeError):

@@ -10,7 +10,7 @@ import pytest
 
 from ling_serve.errors import RequestError, UnsupportedParameter
 from ling_serve.protocol import ChatCompletionRequest, CompletionRequest, parse_body
-from ling_serve.protocol.chat import ChatCompletionChunk, ChatChunkChoice, Delta
+from ling_serve.protocol.chat import ChatChunkChoice, ChatCompletionChunk, Delta
 from ling_serve.protocol.fields import IGNORED, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 
 HELLO = [{"role": "user", "content": "hi"}]
