@@ -1,0 +1,27 @@
+"""Absorbed multi-head latent attention over gathered pages, in plain MLX operations."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ling_kernels.softmax import unnormalised_softmax
+
+
+def attend_latents(queries: mx.array, latents: mx.array, bias: mx.array, value_width: int) -> mx.array:
+    """Attention in latent space: one key and value per token, shared by all heads.
+
+    queries  [r, T, H, W] float32: T tokens of each of r sequences, the key up-projection and the softmax scale
+             already applied; W = value_width + rotary width.
+    latents  [r, L, W] any float dtype: the pages of each sequence in order, the last one possibly part stale.
+    bias     [r, T, L] float32: 0 where a token may look, -inf elsewhere. Every token sees at least one latent.
+    Returns  [r, T, H, value_width] float32, each head's mix of latents, before the value up-projection.
+
+    out[r, t, h] = sum_j softmax_j(queries[r, t, h] · latents[r, j] + bias[r, t, j]) · latents[r, j, :value_width]
+    """
+    r, T, H, W = queries.shape
+    keys = latents.astype(mx.float32)
+    scores = queries.reshape(r, T * H, W) @ keys.swapaxes(-1, -2)  # [r, T*H, L]
+    scores = scores.reshape(r, T, H, -1) + bias[:, :, None, :]
+    weights, total = unnormalised_softmax(scores)
+    mixed = weights.reshape(r, T * H, -1) @ keys[..., :value_width]
+    return mixed.reshape(r, T, H, value_width) / total

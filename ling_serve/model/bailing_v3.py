@@ -1,0 +1,80 @@
+"""Bailing V3 (Ling-3.0): KDA and MLA layers, dense and mixture-of-experts blocks, over one packed batch."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ling_serve.cache.caches import Caches
+from ling_serve.model.config import AttentionKind, LayerPlan, MlpKind, ModelConfig
+from ling_serve.model.forward_batch import ForwardBatch
+from ling_serve.model.kda import KdaAttention
+from ling_serve.model.mla import MlaAttention
+from ling_serve.model.mla_plan import MlaPlan, plan_mla
+from ling_serve.model.mlp import GatedMlp
+from ling_serve.model.moe import MixtureOfExperts
+from ling_serve.model.rope import RotaryTurns
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward block, each behind a norm and added to its input."""
+
+    def __init__(self, config: ModelConfig, plan: LayerPlan) -> None:
+        super().__init__()
+        self.index = plan.index
+        self.attention = MlaAttention(config) if plan.attention is AttentionKind.MLA else KdaAttention(config)
+        self.mlp = (
+            MixtureOfExperts(config, plan)
+            if plan.mlp is MlpKind.MOE
+            else GatedMlp(config.hidden_size, config.intermediate_size, limit=None)
+        )
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def __call__(self, x: mx.array, batch: ForwardBatch, caches: Caches, mla_plan: MlaPlan | None) -> mx.array:
+        """[N, hidden] → [N, hidden]. `mla_plan` is present whenever the model has an MLA layer."""
+        normed = self.input_layernorm(x)
+        if isinstance(self.attention, MlaAttention):
+            assert mla_plan is not None
+            x = x + self.attention(normed, batch, caches, self.index, mla_plan)
+        else:
+            x = x + self.attention(normed, batch, caches, self.index)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class BailingBody(nn.Module):
+    """Everything but the head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, plan) for plan in config.layers]
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class BailingV3(nn.Module):
+    """The model. Parameter paths are those of mlx-lm's `bailing_moe_v3`, so its conversions load as they are."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = BailingBody(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._config = config
+        self._turns = RotaryTurns(config)
+
+    def __call__(self, batch: ForwardBatch, caches: Caches) -> mx.array:
+        """Run N packed tokens → hidden states [N, hidden] after the final norm; appends to the caches."""
+        plan = None
+        if self._config.mla_layers:
+            plan = plan_mla(self._config, batch, caches.latents.block_size, self._turns)
+        x = self.model.word_embeddings(batch.tokens)
+        for layer in self.model.layers:
+            x = layer(x, batch, caches, plan)
+        return self.model.norm(x)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """hidden [L, hidden] → [L, vocab_size]."""
+        if "lm_head" in self:
+            return self.lm_head(hidden)
+        return self.model.word_embeddings.as_linear(hidden)

@@ -1,0 +1,104 @@
+"""Multi-head latent attention with a gate per head: one cached latent per token, shared by all heads."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from ling_kernels.paged_mla_decode import attend_latents
+from ling_kernels.softmax import unnormalised_softmax
+from mlx_lm.models.mla import MultiLinear
+
+from ling_serve.cache.caches import Caches
+from ling_serve.model.config import ModelConfig
+from ling_serve.model.forward_batch import ForwardBatch
+from ling_serve.model.mla_plan import MaterialisedPiece, MlaPlan
+from ling_serve.model.rope import rotate, softmax_scale
+
+
+class MlaAttention(nn.Module):
+    """Queries through a low-rank pair or one projection, keys and values through latents.
+
+    The cached row of a token is `kv_a_layernorm(c) ‖ rotated k`. Scores, softmax and the gate are float32.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        heads, hidden = config.num_attention_heads, config.hidden_size
+        self.num_heads = heads
+        self.nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
+        self.latent_dim, self.value_dim = config.kv_lora_rank, config.v_head_dim
+        self.scale = softmax_scale(config)
+        if config.q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden, heads * config.qk_head_dim, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=False)
+            self.q_a_layernorm = nn.RMSNorm(config.q_lora_rank, eps=config.rms_norm_eps)
+            self.q_b_proj = nn.Linear(config.q_lora_rank, heads * config.qk_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, config.latent_width, bias=False)
+        self.kv_a_layernorm = nn.RMSNorm(self.latent_dim, eps=config.rms_norm_eps)
+        self.embed_q = MultiLinear(self.nope_dim, self.latent_dim, heads)
+        self.unembed_out = MultiLinear(self.latent_dim, self.value_dim, heads)
+        self.g_proj = nn.Linear(hidden, heads, bias=False)
+        self.dense = nn.Linear(heads * self.value_dim, hidden, bias=False)
+
+    def __call__(self, x: mx.array, batch: ForwardBatch, caches: Caches, layer: int, plan: MlaPlan) -> mx.array:
+        """x [N, hidden] → [N, hidden]; appends the batch's latents to the pool of model layer `layer`."""
+        N = x.shape[0]
+        q = self.q_proj(x) if "q_proj" in self else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = q.reshape(N, self.num_heads, -1)
+        c, k_rope = mx.split(self.kv_a_proj_with_mqa(x), [self.latent_dim], axis=-1)
+        rotary = rotate(mx.concatenate([q[..., self.nope_dim :], k_rope[:, None]], axis=1), plan.turns)
+        q_nope = q[..., : self.nope_dim].astype(mx.float32) * self.scale  # [N, H, nope]
+        q_rope = rotary[:, :-1] * self.scale  # [N, H, rope]
+        latents = mx.concatenate([self.kv_a_layernorm(c), rotary[:, -1].astype(x.dtype)], axis=-1)
+        # Written before it is read: the pool's buffer is then updated in place.
+        caches.latents.write(layer, batch.write_at, latents)
+
+        parts: list[mx.array] = []
+        for group in plan.absorbed:
+            pages = caches.latents.pages(layer, group.page_ids)
+            parts.append(self._absorbed(q_nope[group.rows], q_rope[group.rows], pages, group.bias))
+        for piece in plan.materialised:
+            context = latents[piece.rows]
+            if piece.page_ids is not None:
+                context = caches.latents.pages(layer, piece.page_ids)[0, : piece.context_len]
+            parts.append(self._materialised(q_nope[piece.rows], q_rope[piece.rows], context, piece))
+        mixed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        mixed = mixed if plan.back is None else mixed[plan.back]  # [N, H, v]
+
+        gate = mx.sigmoid(self.g_proj(x).astype(mx.float32))
+        return self.dense((mixed * gate[..., None]).reshape(N, -1).astype(x.dtype))
+
+    def _absorbed(self, q_nope: mx.array, q_rope: mx.array, pages: mx.array, bias: mx.array) -> mx.array:
+        """Queries [r·T, H, nope] and [r·T, H, rope] over pages [r, L, latent + rope] → [r·T, H, v] float32."""
+        r, T, _ = bias.shape
+        absorbed = cast("mx.array", self.embed_q(q_nope.swapaxes(0, 1)))  # [H, r·T, latent]
+        queries = mx.concatenate([absorbed.swapaxes(0, 1), q_rope], axis=-1).reshape(r, T, self.num_heads, -1)
+        mixed = attend_latents(queries, pages, bias, self.latent_dim)
+        mixed = mixed.reshape(r * T, self.num_heads, -1).swapaxes(0, 1)
+        return cast("mx.array", self.unembed_out(mixed)).swapaxes(0, 1)
+
+    def _materialised(
+        self, q_nope: mx.array, q_rope: mx.array, context: mx.array, piece: MaterialisedPiece
+    ) -> mx.array:
+        """Queries [T, H, nope] and [T, H, rope] over the context [L, latent + rope] → [T, H, v] float32.
+
+        Keys and values are expanded once; tiles of query rows then read only what their last row may see.
+        """
+        c, k_rope = mx.split(context.astype(mx.float32), [self.latent_dim], axis=-1)
+        k_nope = cast("mx.array", self.embed_q(c, transpose=False))  # [H, L, nope]
+        keys = mx.concatenate([k_nope, mx.broadcast_to(k_rope, (*k_nope.shape[:2], self.rope_dim))], axis=-1)
+        values = cast("mx.array", self.unembed_out(c))  # [H, L, v]
+        queries = mx.concatenate([q_nope, q_rope], axis=-1).swapaxes(0, 1)  # [H, T, nope + rope]
+        T, L = queries.shape[1], piece.context_len
+        tiles: list[mx.array] = []
+        for start in range(0, T, piece.tile_rows):
+            end = min(start + piece.tile_rows, T)
+            seen = L - T + end
+            bias = piece.bias[piece.tile_rows - (end - start) :, L - seen :]
+            scores = queries[:, start:end] @ keys[:, :seen].swapaxes(-1, -2) + bias
+            weights, total = unnormalised_softmax(scores)
+            tiles.append(weights @ values[:, :seen] / total)
+        return mx.concatenate(tiles, axis=1).swapaxes(0, 1)

@@ -1,0 +1,33 @@
+"""The gated feed-forward block, and the clamped SwiGLU that experts share with it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+from ling_kernels.exponential import silu
+
+
+def clamped_swiglu(gate: mx.array, up: mx.array, limit: float | None) -> mx.array:
+    """min(silu(gate), limit) · clip(up, -limit, limit); no limit = silu(gate) · up. Same shape and dtype.
+
+    Checkpoints trained with a limit answer wrongly without it; the clamp comes after SiLU, not before.
+    """
+    activated = silu(gate)
+    if limit is None:
+        return activated * up
+    return mx.minimum(activated, limit) * mx.clip(up, -limit, limit)
+
+
+class GatedMlp(nn.Module):
+    """down(silu(gate(x)) · up(x)): the dense block of the first layers, and the shared experts of the others."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, limit: float | None) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.limit = limit
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[N, hidden] → [N, hidden]."""
+        return self.down_proj(clamped_swiglu(self.gate_proj(x), self.up_proj(x), self.limit))
