@@ -24,11 +24,11 @@ def resolve_checkpoint(name: str) -> Path:
     if name == DEMO:
         return DEMO_CHECKPOINT
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():  # an empty path is the current folder
         return path
     if not _REPO_ID.fullmatch(name):
         raise CheckpointError(
-            f"{name!r} does not exist; expected a checkpoint folder, a Hugging Face repository (owner/name), or {DEMO!r}"
+            f"{name!r} does not exist; expected a checkpoint folder, a Hugging Face repository as owner/name or {DEMO}"
         )
     return _download(name)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 SHOWN = 10
 
 
-def listing(items: Sequence[str]) -> str:
+def listing(items: Sequence[str], separator: str = ", ") -> str:
     """The first ten items and how many more there are: `a, b, ... and 12 more (22 in all)`."""
-    text = ", ".join(items[:SHOWN])
+    text = separator.join(items[:SHOWN])
     if len(items) > SHOWN:
-        text += f", ... and {len(items) - SHOWN} more ({len(items)} in all)"
+        text += f"{separator}... and {len(items) - SHOWN} more ({len(items)} in all)"
     return text

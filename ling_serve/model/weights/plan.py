@@ -159,7 +159,8 @@ class _Faults:
             "of the wrong dtype": _once(self.mistyped),
             "left over": [_describe(catalog[name], config) for name in self.left_over],
         }
-        lines = [f"{len(items)} {what}: {listing(items)}" for what, items in groups.items() if items]
+        separator = "\n    "
+        lines = [f"{len(items)} {what}:\n    {listing(items, separator)}" for what, items in groups.items() if items]
         if lines:
             raise WeightsError(f"the tensors in {catalog.folder} do not fit its config.json\n  " + "\n  ".join(lines))
 
