@@ -39,7 +39,7 @@ def kda_chunk(
     *,
     chunk: int | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Advance B sequences by T tokens each. Differentiable.
+    """Advance B sequences by T tokens each. Differentiable where no token decays by more than e^-5.
 
     q, k [B, T, H, dk] (normalised, q scaled), v [B, T, H, dv], g [B, T, H, dk] log-decay in [-10, 0], beta [B, T, H],
     state [B, H, dv, dk]. Computed in float32 whatever the inputs' dtype. `chunk` is 16, 32 or 64; None = by T.
