@@ -116,7 +116,7 @@ class Scheduler:
                 continue
             if sequence.computed != piece.start:
                 raise InvariantViolated(
-                    f"a piece of {piece.seq_id!r} starts at {piece.start}; {sequence.computed} of its tokens are computed"
+                    f"a piece of {piece.seq_id!r} starts at {piece.start}, but {sequence.computed} tokens are computed"
                 )
             sequence.advance(piece.length)
             self.counters.computed_tokens += piece.length
