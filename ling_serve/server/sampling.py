@@ -21,21 +21,20 @@ def sampling_params(body: SamplingBody, ready: Ready, prompt: Sequence[int], pro
     Raises `ContextLengthExceeded` when `prompt` and the tokens asked for don't fit the model's context, and
     `RequestError` for ids outside the vocabulary.
     """
-    defaults, vocab_size = ready.text.defaults, ready.text.tokenizer.vocab_size
+    defaults = ready.text.defaults
     max_tokens = _max_tokens(body, ready, len(prompt), prompt_field)
     if body.min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}", param="min_tokens"
         )
-    _check_ids(prompt, vocab_size, prompt_field)
-    _check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
-    _check_ids(body.logit_bias, vocab_size, "logit_bias")
-    top_k = _first(body.top_k, defaults.top_k)
+    _check_ids(prompt, ready.vocab_size, prompt_field)
+    _check_ids(body.stop_token_ids, ready.vocab_size, "stop_token_ids")
+    _check_ids(body.logit_bias, ready.vocab_size, "logit_bias")
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=_first(body.temperature, defaults.temperature),
         top_p=_first(body.top_p, defaults.top_p),
-        top_k=max(0, top_k),
+        top_k=max(0, _first(body.top_k, defaults.top_k)),
         min_p=_first(body.min_p, defaults.min_p),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

@@ -27,6 +27,11 @@ class EngineInfo(Protocol):
     @property
     def max_model_len(self) -> int: ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model knows; a tokenizer may know fewer."""
+        ...
+
 
 class EnginePort(Protocol):
     """The engine as seen from here; every method may be called from any thread."""
@@ -68,6 +73,7 @@ class Ready:
 
     text: TextSide
     max_model_len: int
+    vocab_size: int
 
 
 class Stoppable(Protocol):
@@ -140,7 +146,7 @@ class Service:
         info = engine.engine_info
         if engine.state != "ready" or info is None:
             raise EngineDead(f"the engine is {engine.state} and takes no requests; restart the server")
-        return Ready(self.text.result(timeout=0), info.max_model_len)
+        return Ready(self.text.result(timeout=0), info.max_model_len, info.vocab_size)
 
     def check_model(self, name: str | None) -> None:
         """Raises `ModelNotFound` for a name that is not served; no name at all means the served model."""

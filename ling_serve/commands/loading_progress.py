@@ -1,0 +1,51 @@
+"""Shows how far the weights are: a bar on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+log = logging.getLogger(__name__)
+_LINES = 4
+
+
+class LoadingProgress:
+    """Called with the bytes read so far and in all. `close` takes the bar away."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = (
+            Progress(
+                TextColumn("loading weights"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task: TaskID | None = None
+        self._lines_said = 0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if self._bar is not None:
+            if self._task is None:
+                self._bar.start()
+                self._task = self._bar.add_task("loading weights", total=total_bytes)
+            self._bar.update(self._task, completed=done_bytes)
+            return
+        lines = _LINES * done_bytes // max(total_bytes, 1)
+        if lines > self._lines_said:
+            self._lines_said = lines
+            log.info("loading weights: %d %% of %s", 100 * lines // _LINES, _size(total_bytes))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
