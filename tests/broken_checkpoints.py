@@ -129,7 +129,14 @@ BROKEN: dict[str, tuple[Break, type[CheckpointError], list[str]]] = {
         WeightsError,
         ["left over", "model.layers.4.", "num_hidden_layers is 4"],
     ),
-    "one layer too many": (set_field(num_hidden_layers=5), WeightsError, ["missing", "model.layers.4."]),
+    "one layer too many": (set_field(num_hidden_layers=5), WeightsError, ["num_hidden_layers is 5", "layer 4"]),
+    "a million layers": (set_field(num_hidden_layers=10**6), WeightsError, ["num_hidden_layers is 1000000"]),
+    "a million experts": (
+        set_field(num_experts=10**6),
+        WeightsError,
+        ["num_experts is 1000000", "model.layers.1.mlp.gate.weight", "[8, 64]"],
+    ),
+    "sizes beyond any array": (set_field(intermediate_size=1 << 40), CheckpointError, ["config.json", str(1 << 40)]),
     "a wider vocabulary": (set_field(vocab_size=352), WeightsError, ["model.word_embeddings.weight", "[352, 64]"]),
     # Quantisations that are not read.
     "block FP8 by config": (set_field(quantization_config=FP8), UnsupportedCheckpoint, ["fp8", "mlx_lm.convert"]),

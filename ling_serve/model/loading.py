@@ -11,12 +11,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten  # pyright: ignore[reportUnknownVariableType]
 
 from ling_serve.config import DTypeName
+from ling_serve.errors import CheckpointError
 from ling_serve.model.bailing_v3 import BailingV3
 from ling_serve.model.config import ModelConfig
 from ling_serve.model.weights.catalog import read_catalog
 from ling_serve.model.weights.compute_dtype import choose_dtype, free_memory_bytes
 from ling_serve.model.weights.fill import Progress, fill_model
-from ling_serve.model.weights.plan import plan_weights
+from ling_serve.model.weights.plan import check_counts, plan_weights
 from ling_serve.model.weights.quantized import detect_quantization, quantization_notes, quantize_modules
 from ling_serve.model.weights.refused import refuse_folder, refuse_quantization_method, refuse_tensors
 
@@ -61,8 +62,9 @@ def read_weights(path: Path, *, dtype: DTypeName = "auto", progress: Progress | 
     refuse_quantization_method(config)
     catalog = read_catalog(path)
     refuse_tensors(catalog)
+    check_counts(catalog, config)
 
-    model = BailingV3(config)
+    model = _build(config)
     quantizations = detect_quantization(model, catalog, config)
     quantize_modules(model, quantizations)
     plan = plan_weights(model, catalog, config)
@@ -76,6 +78,14 @@ def read_weights(path: Path, *, dtype: DTypeName = "auto", progress: Progress | 
         *plan.notes,
     )
     return LoadedModel(model, config, chosen, _nbytes(model), notes)
+
+
+def _build(config: ModelConfig) -> BailingV3:
+    """The model with random parameters that are never evaluated."""
+    try:
+        return BailingV3(config)
+    except (OverflowError, TypeError, ValueError) as error:  # MLX's, for sizes beyond what an array can have
+        raise CheckpointError(f"config.json describes a model that cannot be built: {error}") from error
 
 
 def _nbytes(model: BailingV3) -> int:

@@ -90,6 +90,23 @@ def plan_weights(model: nn.Module, catalog: Catalog, config: ModelConfig) -> Pla
     return Plan(tuple(steps), (*notes, *_skip_notes(skipped, catalog, config)))
 
 
+def check_counts(catalog: Catalog, config: ModelConfig) -> None:
+    """Compare the numbers of layers and experts, before a model of that many parts is made. Raises WeightsError."""
+    layers = {int(match[1]) for match in map(_LAYER.fullmatch, catalog) if match is not None}
+    if config.num_hidden_layers - 1 not in layers:
+        raise WeightsError(
+            f"config.json: num_hidden_layers is {config.num_hidden_layers}, but {catalog.folder} has tensors of "
+            f"{len(layers)} layers and none of layer {config.num_hidden_layers - 1}"
+        )
+    routers = (tensor for name, tensor in catalog.items() if name.endswith(".mlp.gate.weight") and tensor.shape)
+    for router in routers:
+        if router.shape[0] != config.num_experts:
+            raise WeightsError(
+                f"config.json: num_experts is {config.num_experts}, but {router.name} is {list(router.shape)}, "
+                f"the router of {router.shape[0]}"
+            )
+
+
 def is_mtp(name: str, catalog: Catalog, config: ModelConfig) -> bool:
     """Whether the tensor belongs to a multi-token-prediction layer, stored after the main layers.
 
