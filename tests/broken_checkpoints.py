@@ -130,7 +130,7 @@ BROKEN: dict[str, tuple[Break, type[CheckpointError], list[str]]] = {
         ["left over", "model.layers.4.", "num_hidden_layers is 4"],
     ),
     "one layer too many": (set_field(num_hidden_layers=5), WeightsError, ["num_hidden_layers is 5", "layer 4"]),
-    "a million layers": (set_field(num_hidden_layers=10**6), WeightsError, ["num_hidden_layers is 1000000"]),
+    "thousands of layers": (set_field(num_hidden_layers=10**4), WeightsError, ["num_hidden_layers is 10000"]),
     "a million experts": (
         set_field(num_experts=10**6),
         WeightsError,

@@ -91,8 +91,9 @@ def converted(conversion: str, folder: Path) -> Path:
 def test_float32_logits_equal_those_of_mlx_lm(conversion: str, tmp_path: Path) -> None:
     folder = converted(conversion, tmp_path / "converted")
     errors = relative_rms(logits(load_model(folder, dtype="float32"), TOKENS, PROMPT), reference_logits(folder))
-    print(f"{conversion}: largest relative RMS of a token {errors.max().item():.2e}")
-    assert errors.max().item() <= 1e-5
+    error = errors.square().mean().sqrt().item()
+    print(f"{conversion}: relative RMS {error:.2e}, of the worst token {errors.max().item():.2e}")
+    assert error <= 1e-5
 
 
 @pytest.mark.parametrize("conversion", ["affine 4", "mxfp8", "nvfp4"])
