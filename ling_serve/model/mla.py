@@ -87,7 +87,8 @@ class MlaAttention(nn.Module):
 
         Keys and values are expanded once; tiles of query rows then read only what their last row may see.
         """
-        c, k_rope = mx.split(context.astype(mx.float32), [self.latent_dim], axis=-1)
+        context = context.astype(mx.float32)
+        c, k_rope = mx.contiguous(context[:, : self.latent_dim]), context[:, self.latent_dim :]
         k_nope = cast("mx.array", self.embed_q(c, transpose=False))  # [H, L, nope]
         keys = mx.concatenate([k_nope, mx.broadcast_to(k_rope, (*k_nope.shape[:2], self.rope_dim))], axis=-1)
         values = cast("mx.array", self.unembed_out(c))  # [H, L, v]

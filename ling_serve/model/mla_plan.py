@@ -11,8 +11,8 @@ from ling_serve.model.config import ModelConfig
 from ling_serve.model.forward_batch import SHORT_PIECE, ForwardBatch
 from ling_serve.model.rope import RotaryTurns
 
-ONE_BUCKET_PAGES = 8
-"""Contexts of up to this many pages are padded to each other; longer ones at most to twice their length."""
+ONE_BUCKET_TOKENS = 512
+"""Contexts of up to this many tokens are padded to each other; longer ones at most to twice their length."""
 GATHER_TOKENS = 65536
 """Latents one gather may hold, padding included, unless a single sequence is longer."""
 TILE_SCORES = 1 << 20
@@ -85,7 +85,7 @@ def plan_mla(config: ModelConfig, batch: ForwardBatch, block_size: int, turns_of
     long: list[int] = []
     for piece, (length, context) in enumerate(zip(lengths, batch.context_lens, strict=True)):
         if prefers_absorbed(config, length, context):
-            short.setdefault((length, _bucket(pages[piece])), []).append(piece)
+            short.setdefault((length, _bucket(pages[piece], block_size)), []).append(piece)
         else:
             long.append(piece)
 
@@ -128,9 +128,9 @@ def _materialised_piece(config: ModelConfig, batch: ForwardBatch, piece: int, nu
     )
 
 
-def _bucket(pages: int) -> int:
-    """The power of two at or above `pages`."""
-    return max(ONE_BUCKET_PAGES, 1 << (pages - 1).bit_length())
+def _bucket(pages: int, block_size: int) -> int:
+    """The power of two at or above `pages`; the least is that of ONE_BUCKET_TOKENS."""
+    return 1 << (max(pages, ONE_BUCKET_TOKENS // block_size) - 1).bit_length()
 
 
 def _split(pieces: Sequence[int], size: int) -> list[Sequence[int]]:

@@ -70,7 +70,7 @@ class RoutedExperts(nn.Module):
         """x [N, hidden], experts [N, k] → each chosen expert's output [N, k, hidden]."""
         N, k = experts.shape
         if N * k < MIN_SORTED_ROWS:
-            return self._gathered(x[:, None, None], experts, in_order=False).squeeze(-2)
+            return self._gathered(x.reshape(N, 1, 1, -1), experts, in_order=False).squeeze(-2)
         flat = experts.reshape(-1)
         order = mx.argsort(flat)
         back = mx.argsort(order)
@@ -78,7 +78,7 @@ class RoutedExperts(nn.Module):
         if N * k >= MIN_ROWS_PER_EXPERT * self.gate_proj.num_experts and mx.default_device().type == mx.DeviceType.cpu:
             outputs = self._looped(rows, flat)
         else:
-            outputs = self._gathered(rows[:, None], flat[order], in_order=True).squeeze(-2)
+            outputs = self._gathered(rows.reshape(N * k, 1, -1), flat[order], in_order=True).squeeze(-2)
         return outputs[back].reshape(N, k, -1)
 
     def _gathered(self, rows: mx.array, experts: mx.array, *, in_order: bool) -> mx.array:
@@ -118,7 +118,7 @@ class MixtureOfExperts(nn.Module):
         """[N, hidden] → [N, hidden]."""
         experts, weights = self.gate(x)
         outputs = self.switch_mlp(x, experts)  # [N, k, hidden]
-        routed = (weights[:, None, :] @ outputs.astype(mx.float32)).squeeze(1).astype(x.dtype)
+        routed = (weights[:, None] @ outputs.astype(mx.float32)).squeeze(1).astype(x.dtype)
         return routed + self.shared_experts(x) if "shared_experts" in self else routed
 
 
