@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from ling_serve.errors import ConfigError, LingServeError
+from ling_serve.commands.leave import report
+from ling_serve.errors import LingServeError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,21 +20,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["serve"]:
         given = given[1:]
     try:
-        return _serve(given)
+        _serve(given)
     except LingServeError as error:
-        print(f"ling-serve: error: {error.message}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return report(error)
     except KeyboardInterrupt:
         return 130
 
 
-def _serve(arguments: Sequence[str]) -> int:
+def _serve(arguments: Sequence[str]) -> NoReturn:
     from ling_serve.commands.serve_flags import parse_serve_flags
 
     config = parse_serve_flags(arguments)
     from ling_serve.commands.serve import serve
 
-    return serve(config)
+    serve(config)
 
 
 if __name__ == "__main__":

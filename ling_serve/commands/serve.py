@@ -6,10 +6,10 @@ import ling_serve.blas  # isort: skip  # noqa: F401  # pyright: ignore[reportUnu
 
 import ipaddress
 import logging
-import os
-import sys
+import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -17,9 +17,9 @@ from rich.table import Table
 
 from ling_serve.cache.budget import Row
 from ling_serve.commands.http_server import HttpServer, listen
+from ling_serve.commands.leave import leave, report
 from ling_serve.commands.loading_progress import LoadingProgress
 from ling_serve.config import ModelOptions, ServeConfig
-from ling_serve.engine.build import build_engine
 from ling_serve.engine.engine import Engine
 from ling_serve.engine.thread import EngineState, EngineThread
 from ling_serve.errors import EngineDead, LingServeError
@@ -38,61 +38,66 @@ STOP_S = 5.0
 """The longest the engine may take to finish its step at the end."""
 
 
-def serve(config: ServeConfig) -> int:
-    """Serve until a signal or the engine's death. Returns the exit code.
+def serve(config: ServeConfig) -> NoReturn:
+    """Serve until a signal or the engine's death, then end the process. The last line of the output says why.
 
-    Raises `ConfigError` or `CheckpointError` for what cannot be served.
+    Raises `ConfigError` for an address that cannot be had.
     """
     console = Console(stderr=True)
     _set_up_logging(config.http.log_level, console)
     with listen(config.http.host, config.http.port) as listener:
         _warn(config)
-        text: Future[TextSide] = Future()
-        engine = EngineThread(lambda: _load(config, text, console))
-        service = Service(
-            engine=engine,
-            text=text,
-            model_names=model_names(config.model.model, config.model.served_model_names),
-            checkpoint=config.model.model,
-            live=LiveGenerations(config.engine.max_num_seqs + config.engine.max_queue_len),
-            api_key=config.http.api_key,
-        )
-        server = HttpServer(create_app(service), service.live, engine.start)
-        url = _url(config.http.host, listener.getsockname()[1])
-        was_ready = False
+        code = _run(config, listener, console)
+    leave(code)
 
-        def on_state_change(state: EngineState) -> None:
-            nonlocal was_ready
-            if state == "ready" and engine.engine_info is not None:
-                was_ready = True
-                _show(console, service.model_names, engine.engine_info.rows)
-                log.info("ready: %s/v1 (Ctrl-C ends it)", url)
-            if state == "dead":
-                died = EngineDead("the engine stopped after an internal error; the server is ending")
-                server.end(died, DEAD_S if was_ready else 0.0)
 
-        engine.on_state_change = on_state_change
-        log.info("listening at %s, loading %s", url, config.model.model)
-        server.run(sockets=[listener])
-    ended = engine.stop(STOP_S)
+def _run(config: ServeConfig, listener: socket.socket, console: Console) -> int:
+    text: Future[TextSide] = Future()
+    progress = LoadingProgress(console)
+    engine = EngineThread(lambda: _load(config, text, progress))
+    service = Service(
+        engine=engine,
+        text=text,
+        model_names=model_names(config.model.model, config.model.served_model_names),
+        checkpoint=config.model.model,
+        live=LiveGenerations(config.engine.max_num_seqs + config.engine.max_queue_len),
+        api_key=config.http.api_key,
+    )
+    server = HttpServer(create_app(service), service.live, engine.start)
+    url = _url(config.http.host, listener.getsockname()[1])
+    was_ready = False
+
+    def on_state_change(state: EngineState) -> None:
+        nonlocal was_ready
+        if state == "ready" and engine.engine_info is not None:
+            was_ready = True
+            _show(console, service.model_names, engine.engine_info.rows)
+            log.info("ready: %s/v1 (Ctrl-C ends it)", url)
+        if state == "dead":
+            died = EngineDead("the engine stopped after an internal error; the server is ending")
+            server.end(died, DEAD_S if was_ready else 0.0)
+
+    engine.on_state_change = on_state_change
+    log.info("listening at %s, loading %s", url, config.model.model)
+    server.run(sockets=[listener])
+    progress.close()
     if engine.error is not None:
         return _explain(engine.error, was_ready)
-    if not ended:
+    if engine.state == "ready" and not engine.stop(STOP_S):
         log.warning("the engine is still in a step; leaving without it")
-        sys.stderr.flush()
-        os._exit(0)  # tearing down the interpreter under a running MLX thread can crash
     log.info("ended")
     return 0
 
 
-def _load(config: ServeConfig, text: Future[TextSide], console: Console) -> Engine:
+def _load(config: ServeConfig, text: Future[TextSide], progress: LoadingProgress) -> Engine:
     """The text side first: it is quick, and a broken tokenizer should not cost a long wait for weights."""
     text.set_result(load_text(config.model))
-    progress = LoadingProgress(console)
-    try:
-        return build_engine(config, progress)
-    finally:
-        progress.close()
+    # MLX and transformers take seconds to import, and meanwhile /health is answered already.
+    from ling_serve.engine.build import build_engine
+
+    engine = build_engine(config, progress)
+    progress.close()
+    return engine
 
 
 def load_text(options: ModelOptions) -> TextSide:
@@ -105,7 +110,7 @@ def load_text(options: ModelOptions) -> TextSide:
 
 def _explain(error: BaseException, was_ready: bool) -> int:
     if isinstance(error, LingServeError) and not was_ready:
-        raise error
+        return report(error)
     log.error("the engine died: %s: %s", type(error).__name__, error)
     return 1
 

@@ -27,8 +27,8 @@ def test_every_flag(tmp_path: Path) -> None:
     arguments = f"""org/name --host ::1 --port 9 --served-model-name a b --max-model-len 2048 --max-num-seqs 2
         --max-num-batched-tokens 64 --block-size 16 --gpu-memory-utilization 0.5 --dtype float16 --seed 3
         --chat-template {template} --trust-remote-code --tensor-parallel-size 1 --speculative-config null
-        --api-key k --log-level debug --generation-config none --default-chat-template-kwargs {{"enable_thinking":false}}"""
-    config = parse_serve_flags(arguments.split())
+        --api-key k --log-level debug --generation-config none --default-chat-template-kwargs"""
+    config = parse_serve_flags([*arguments.split(), '{"enable_thinking": false}'])
     assert config == ServeConfig(
         ModelOptions("org/name", "float16", ("a", "b"), template, {"enable_thinking": False}, "none", True),
         EngineOptions(2048, 2, 64, 16, 0.5, seed=3),
