@@ -58,6 +58,10 @@ class ExpertRouter(nn.Module):
 class RoutedExperts(nn.Module):
     """The routed experts' projections, stacked `[experts, out, in]`."""
 
+    gate_proj: SwitchLinear | QuantizedSwitchLinear
+    up_proj: SwitchLinear | QuantizedSwitchLinear
+    down_proj: SwitchLinear | QuantizedSwitchLinear
+
     def __init__(self, config: ModelConfig, limit: float | None) -> None:
         super().__init__()
         hidden, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
@@ -69,17 +73,25 @@ class RoutedExperts(nn.Module):
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """x [N, hidden], experts [N, k] → each chosen expert's output [N, k, hidden]."""
         N, k = experts.shape
-        if N * k < MIN_SORTED_ROWS:
+        loops = self._prefers_loop(N * k)
+        if N * k < MIN_SORTED_ROWS and not loops:
             return self._gathered(x.reshape(N, 1, 1, -1), experts, in_order=False).squeeze(-2)
         flat = experts.reshape(-1)
         order = mx.argsort(flat)
         back = mx.argsort(order)
         rows = x[order // k]  # [N * k, hidden], sorted by expert
-        if N * k >= MIN_ROWS_PER_EXPERT * self.gate_proj.num_experts and mx.default_device().type == mx.DeviceType.cpu:
+        if loops:
             outputs = self._looped(rows, flat)
         else:
             outputs = self._gathered(rows.reshape(N * k, 1, -1), flat[order], in_order=True).squeeze(-2)
         return outputs[back].reshape(N, k, -1)
+
+    def _prefers_loop(self, num_rows: int) -> bool:
+        """On a CPU: many rows per expert, or 16-bit weights, which MLX has no gathered product for there."""
+        if mx.default_device().type != mx.DeviceType.cpu:
+            return False
+        plain_16_bit = isinstance(self.gate_proj, SwitchLinear) and self.gate_proj.weight.dtype != mx.float32
+        return plain_16_bit or num_rows >= MIN_ROWS_PER_EXPERT * self.gate_proj.num_experts
 
     def _gathered(self, rows: mx.array, experts: mx.array, *, in_order: bool) -> mx.array:
         """rows [..., 1, hidden] through the expert named for each."""
@@ -88,13 +100,13 @@ class RoutedExperts(nn.Module):
         return self.down_proj(clamped_swiglu(gate, up, self.limit), experts, sorted_indices=in_order)
 
     def _looped(self, rows: mx.array, experts: mx.array) -> mx.array:
-        """rows [M, hidden] sorted by expert, expert by expert; `experts` [M] in any order, read on the host."""
+        """rows [M, hidden] sorted by expert, expert by expert in float32; `experts` [M] in any order is read here."""
         counts = (experts[:, None] == mx.arange(self.gate_proj.num_experts)).sum(axis=0)
         outputs: list[mx.array] = []
         start = 0
         for expert, count in enumerate(cast("list[int]", counts.tolist())):
             if count:
-                x = rows[start : start + count]
+                x = rows[start : start + count].astype(mx.float32)
                 gate = x @ dense_expert(self.gate_proj, expert).T
                 up = x @ dense_expert(self.up_proj, expert).T
                 outputs.append(clamped_swiglu(gate, up, self.limit) @ dense_expert(self.down_proj, expert).T)
@@ -123,11 +135,11 @@ class MixtureOfExperts(nn.Module):
 
 
 def dense_expert(projection: SwitchLinear | QuantizedSwitchLinear, expert: int) -> mx.array:
-    """One expert's weight [out, in] in a float dtype, dequantised if it has to be."""
+    """One expert's weight [out, in] in float32, dequantised if it has to be."""
     if isinstance(projection, SwitchLinear):
-        return projection.weight[expert]
+        return projection.weight[expert].astype(mx.float32)
     biases = projection.biases
-    return mx.dequantize(
+    weight = mx.dequantize(
         projection.weight[expert],
         projection.scales[expert],
         None if biases is None else biases[expert],
@@ -135,3 +147,4 @@ def dense_expert(projection: SwitchLinear | QuantizedSwitchLinear, expert: int) 
         bits=projection.bits,
         mode=projection.mode,
     )
+    return weight.astype(mx.float32)
