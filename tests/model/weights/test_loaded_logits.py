@@ -107,3 +107,14 @@ def test_bfloat16_is_no_further_from_float32_than_mlx_lm(conversion: str, tmp_pa
     theirs = mx.median(relative_rms(reference_logits(folder, in_float32=False), exact)).item()
     print(f"{conversion}: median relative RMS {error:.2e}, mlx-lm's {theirs:.2e}")
     assert error <= 1.5 * theirs
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 4e-2), ("float16", 5e-3)])
+def test_half_precision_of_the_official_layout(dtype: Any, limit: float) -> None:
+    """mlx-lm cannot run unquantised experts in 16 bits on a CPU, so against float32 alone."""
+    folder = cached_checkpoint(SIZES)
+    ours = logits(load_model(folder, dtype=dtype), TOKENS, PROMPT)
+    assert ours.dtype == getattr(mx, dtype)
+    error = mx.median(relative_rms(ours, reference_logits(folder))).item()
+    print(f"official in {dtype}: median relative RMS {error:.2e}")
+    assert error <= limit
