@@ -26,15 +26,16 @@ class PackedRun:
         dtype: mx.Dtype = mx.float32,
         *,
         num_blocks: int = 96,
+        num_slots: int = 8,
         seed: int = 0,
     ) -> None:
         self.model = model
         self.caches = Caches.allocate(
-            config.cache_layout(dtype), num_blocks=num_blocks, block_size=BLOCK_SIZE, num_slots=8
+            config.cache_layout(dtype), num_blocks=num_blocks, block_size=BLOCK_SIZE, num_slots=num_slots
         )
         shuffled = random.Random(seed)
         self._free_blocks = shuffled.sample(range(num_blocks), num_blocks)
-        self._free_slots = shuffled.sample(range(8), 8)
+        self._free_slots = shuffled.sample(range(num_slots), num_slots)
         self._blocks: dict[str, list[int]] = {}
         self._slots: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
