@@ -89,9 +89,10 @@ class MlaAttention(nn.Module):
         """
         context = context.astype(mx.float32)
         c, k_rope = mx.contiguous(context[:, : self.latent_dim]), context[:, self.latent_dim :]
-        k_nope = cast("mx.array", self.embed_q(c, transpose=False))  # [H, L, nope]
+        # The leading axis is for quantised products, which broadcast heads only between arrays of three axes.
+        k_nope = cast("mx.array", self.embed_q(c[None], transpose=False))  # [H, L, nope]
         keys = mx.concatenate([k_nope, mx.broadcast_to(k_rope, (*k_nope.shape[:2], self.rope_dim))], axis=-1)
-        values = cast("mx.array", self.unembed_out(c))  # [H, L, v]
+        values = cast("mx.array", self.unembed_out(c[None]))  # [H, L, v]
         queries = mx.concatenate([q_nope, q_rope], axis=-1).swapaxes(0, 1)  # [H, T, nope + rope]
         T, L = queries.shape[1], piece.context_len
         tiles: list[mx.array] = []

@@ -38,6 +38,13 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
     "mxfp4": {"quantize": True, "q_mode": "mxfp4"},
     "mxfp8": {"quantize": True, "q_mode": "mxfp8"},
     "nvfp4": {"quantize": True, "q_mode": "nvfp4"},
+    "everything in 8 bit": {
+        "quantize": True,
+        "q_bits": 8,
+        "q_group_size": 32,
+        # What has an input width of a multiple of 32, the embeddings, the head and MLA included.
+        "quant_predicate": lambda path, module: module.weight.shape[-1] % 32 == 0,
+    },
 }
 
 
