@@ -22,21 +22,24 @@ def preload_openblas() -> Path | None:
     if not library.exists():
         return None
     try:
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError:  # a machine without libgfortran.so.5
         try:
             _load_bundled_gfortran(packages / "mlx_cpu.libs")
-            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+            openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         except OSError:
             return None
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        # Its threads wait for each other by spinning: with a busy neighbour on a core, products take 10 times as long.
+        openblas.openblas_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     return library
 
 
 def _load_bundled_gfortran(folder: Path) -> None:
     """Offer the Fortran runtime of MLX's own wheel under the name OpenBLAS asks for.
 
-    Wheel repair tools rename a bundled library (`libgfortran-<hash>.so.5.0.0`) and its soname with it, so the loader does
-    not recognise it. An in-memory copy with the plain soname is what it is looking for; the shorter name fits in place.
+    Wheel repair tools rename a bundled library (`libgfortran-<hash>.so.5.0.0`) and its soname with it, so the loader
+    does not recognise it. An in-memory copy with the plain soname is what it looks for; the shorter name fits in place.
     """
     for quadmath in folder.glob("libquadmath-*.so*"):
         ctypes.CDLL(str(quadmath), mode=ctypes.RTLD_GLOBAL)
