@@ -69,6 +69,7 @@ class KdaAttention(nn.Module):
         self.o_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.o_proj = nn.Linear(width, hidden, bias=False)
         self._conv_weight: _ConvWeight | None = None
+        self._qk_scale = mx.array([self.head_dim**-0.5] * self.num_heads + [1.0] * self.num_heads)[:, None]
 
     def __call__(self, x: mx.array, batch: ForwardBatch, caches: Caches, layer: int) -> mx.array:
         """x [N, hidden] → [N, hidden]; moves the states of the batch's slots in model layer `layer` on."""
@@ -131,11 +132,9 @@ class KdaAttention(nn.Module):
         H = self.num_heads
         y = mx.unflatten(y, -1, (3 * H, self.head_dim))
         qk = y[..., : 2 * H, :]
-        length = mx.rsqrt(mx.square(qk).sum(axis=-1, keepdims=True) + _NORM_EPS)
-        q = qk[..., :H, :] * (length[..., :H, :] * self.head_dim**-0.5)
-        k = qk[..., H:, :] * length[..., H:, :]
+        qk = qk * (mx.rsqrt(mx.square(qk).sum(axis=-1, keepdims=True) + _NORM_EPS) * self._qk_scale)
         g = kda_gate(projected.decay, self.A_log, self.dt_bias, self.lower_bound)
-        return q, k, y[..., 2 * H :, :], g, mx.sigmoid(projected.beta.astype(mx.float32))
+        return qk[..., :H, :], qk[..., H:, :], y[..., 2 * H :, :], g, mx.sigmoid(projected.beta.astype(mx.float32))
 
     def _join_conv_weight(self) -> mx.array:
         """[kernel, 3 * H * D] float32."""

@@ -10,7 +10,7 @@ from ling_kernels.kda_chunk.reference import unit_lower_inverse
 
 from tests.kernels.kda_truth import GATES, KdaCase, assert_close, make_case, recurrence
 
-LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 100, 129, 257)
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 129, 257)
 FLOAT32 = 1e-5
 BFLOAT16 = 5e-3
 
@@ -50,10 +50,11 @@ def test_a_fast_block_behind_a_slow_one() -> None:
     check(case)
 
 
-@pytest.mark.parametrize("gate", ["gate law", "adversarial"])
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("chunk", [16, 32, 64])
 def test_every_chunk_size(chunk: int, gate: str) -> None:
-    check(make_case(100, gate), chunk=chunk)
+    for T in (65, 100):
+        check(make_case(T, gate), chunk=chunk)
 
 
 @pytest.mark.parametrize(("B", "H", "dk", "dv"), [(7, 1, 8, 20), (7, 5, 20, 8), (1, 2, 128, 128)])
@@ -67,7 +68,7 @@ def test_a_piece_cut_anywhere_gives_the_same(gate: str) -> None:
     T = 130
     case = make_case(T, gate)
     expected, last = recurrence(case)
-    for cut in (1, 7, 15, 16, 17, 33, 63, 64, 65, 100, T - 1):
+    for cut in (1, 7, 15, 16, 17, 32, 33, 63, 64, 65, 100, T - 1):
         state = case.arrays()[-1]
         outputs: list[mx.array] = []
         for start, end in ((0, cut), (cut, T)):

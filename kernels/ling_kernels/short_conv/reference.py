@@ -57,6 +57,8 @@ def short_conv_packed(
 def _shifted_products(window: mx.array, weight: mx.array, length: int) -> mx.array:
     """window [B, taps + length, C], weight [taps + 1, C] -> [B, length, C] float32."""
     window, weight = window.astype(mx.float32), weight.astype(mx.float32)
+    if length == 1:
+        return (window * weight).sum(axis=1, keepdims=True)
     y = window[:, :length] * weight[0]
     for j in range(1, weight.shape[0]):
         y = y + window[:, j : j + length] * weight[j]
