@@ -15,6 +15,7 @@ from ling_serve.protocol.usage import FinishReason, Usage
 
 Role = Literal["system", "user", "assistant", "tool"]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _NO_TEXT = frozenset({"image_url", "input_image", "image", "input_audio", "audio", "video_url", "video", "file"})
 
 
@@ -30,17 +31,20 @@ def joined_text(value: object) -> str:
         return value
     if not isinstance(value, list | tuple):
         raise ExpectationError("a string or a list of text parts")
-    texts: list[str] = []
-    for part in cast("list[object]", value):
-        fields = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {})
-        kind = fields.get("type")
-        if kind in _NO_TEXT:
-            raise RequestError(f"a message holds a part of type {kind!r}; the model reads text only", param="messages")
-        text = fields.get("refusal" if kind == "refusal" else "text")
-        if kind not in ("text", "refusal") or not isinstance(text, str):
-            raise ExpectationError('a string or a list of parts {"type": "text", "text": "…"}')
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_text_of_part(part) for part in cast("list[object]", value))
+
+
+def _text_of_part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    fields = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {})
+    kind = fields.get("type")
+    if kind in _NO_TEXT:
+        raise RequestError(f"a message holds a part of type {kind!r}; the model reads text only", param="messages")
+    text = fields.get(_TEXT_FIELDS[kind]) if isinstance(kind, str) and kind in _TEXT_FIELDS else None
+    if not isinstance(text, str):
+        raise ExpectationError('a string or a list of parts {"type": "text", "text": "…"}')
+    return text
 
 
 class TextPart(RequestPart):

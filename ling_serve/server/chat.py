@@ -44,7 +44,7 @@ def chat_router(service: Service) -> APIRouter:
         body_bytes = await read_body(request, service.max_body_bytes)
         chat = await asyncio.to_thread(_prepare, service, ready, body_bytes)
         service.warn_of_unknown_fields(chat.body)
-        generation = Generation(service.engine, service.live, [chat.choice])
+        generation = Generation(service, [chat.choice])
         generation.start()
         if chat.body.stream:
             return EventStream(generation, lambda receive: _stream(chat, generation, receive, service.heartbeat_s))

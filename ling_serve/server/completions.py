@@ -35,7 +35,7 @@ def completions_router(service: Service) -> APIRouter:
         body_bytes = await read_body(request, service.max_body_bytes)
         job = await asyncio.to_thread(_prepare, service, ready, body_bytes)
         service.warn_of_unknown_fields(job.body)
-        generation = Generation(service.engine, service.live, job.choices)
+        generation = Generation(service, job.choices)
         generation.start()
         if job.body.stream:
             return EventStream(generation, lambda receive: _stream(job, generation, receive, service.heartbeat_s))

@@ -7,8 +7,7 @@ and an end ordered by the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive
@@ -18,7 +17,7 @@ from ling_serve.engine.request import Request
 from ling_serve.errors import LingServeError
 from ling_serve.protocol.usage import Usage
 from ling_serve.server.choice_text import ChoiceText, Part, merged
-from ling_serve.server.service import EnginePort, LiveGenerations
+from ling_serve.server.service import Service
 
 
 class ClientDisconnected(Exception):  # noqa: N818  (an outcome, not an error)
@@ -58,9 +57,10 @@ class News:
 class Generation:
     """Several engine requests that answer one HTTP request. Lives on the event loop."""
 
-    def __init__(self, engine: EnginePort, live: LiveGenerations, choices: Sequence[Choice]) -> None:
-        self._engine = engine
-        self._live = live
+    def __init__(self, service: Service, choices: Sequence[Choice]) -> None:
+        self._engine = service.engine
+        self._live = service.live
+        self._bridge = service.bridge
         self._choices = {choice.request.id: choice for choice in choices}
         self._open: set[str] = set()
         self._inbox: asyncio.Queue[Arrival] = asyncio.Queue()
@@ -78,7 +78,7 @@ class Generation:
         After it, `parts` has to be read or `close` called.
         """
         self._live.admit(self, len(self._choices))
-        deliver = self._deliverer()
+        deliver = self._bridge.into(self._inbox)
         try:
             for request_id, choice in self._choices.items():
                 self._engine.submit(choice.request, deliver)
@@ -163,15 +163,6 @@ class Generation:
         while not self._inbox.empty():
             arrivals.append(self._inbox.get_nowait())
         return arrivals
-
-    def _deliverer(self) -> Callable[[Event], None]:
-        loop, inbox = asyncio.get_running_loop(), self._inbox
-
-        def deliver(event: Event) -> None:
-            with suppress(RuntimeError):  # the loop has closed: nobody reads any more
-                loop.call_soon_threadsafe(inbox.put_nowait, event)
-
-        return deliver
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -13,6 +13,7 @@ from ling_serve.engine.events import Event
 from ling_serve.engine.request import Request
 from ling_serve.errors import EngineDead, LingServeError, ModelNotFound, NotReady, QueueFull, RequestError
 from ling_serve.protocol.base import RequestBody, shown
+from ling_serve.server.bridge import Bridge
 from ling_serve.text.generation_config import GenerationDefaults
 from ling_serve.text.template import ChatTemplate
 from ling_serve.text.tokenizer import Tokenizer
@@ -134,6 +135,7 @@ class Service:
     heartbeat_s: float = 10.0
     """Silence after which a stream gets a comment line, so that proxies keep it open."""
     max_body_bytes: int = 32 * 1024 * 1024
+    bridge: Bridge = field(default_factory=Bridge)
     created: int = field(default_factory=lambda: int(time.time()))
     warned: set[str] = field(default_factory=set[str])
     """Names of unknown fields that were warned about."""

@@ -44,7 +44,7 @@ def test_messages_become_plain_text() -> None:
             {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "brief"}]},
             {"role": "user", "content": "hi", "name": None},
             {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]},
-            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}, "never"]},
             {"role": "tool", "content": [], "tool_call_id": "1"},
         ]
     )
@@ -52,7 +52,7 @@ def test_messages_become_plain_text() -> None:
         ("system", "be\nbrief"),
         ("user", "hi"),
         ("assistant", None),
-        ("assistant", "no"),
+        ("assistant", "no\nnever"),
         ("tool", ""),
     ]
     assert body.messages[2].tool_calls[0].function.name == "f"
