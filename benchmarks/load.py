@@ -62,6 +62,8 @@ class Summary:
     decode_tokens_per_s: float
     """Output tokens after the first ones, over the time from the first first one to the last one."""
     prompt_tokens_per_s: float
+    server_cpu_s: float = math.nan
+    """CPU time the server spent, where it is known."""
 
 
 async def run_load(base_url: str, model: str, load: Load, seed: int = 0) -> Summary:

@@ -47,20 +47,20 @@ def comparison(scenario: Scenario, rounds: Rounds, ours: str) -> str:
     lines = [
         f"### {scenario.name}",
         "",
-        f"| server | {scenario.figure} | each round | TTFT p50 / p99, ms | inter-token p50 / p95 / p99, ms | errors "
-        f"| {ours} is |",
-        "|---|---|---|---|---|---|---|",
+        f"| server | {scenario.figure} | each round | TTFT p50 / p99, ms | inter-token p50 / p95 / p99, ms "
+        f"| server CPU, s | errors | {ours} is |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     reference = scenario.rate(median(rounds[ours])) if ours in rounds else None
     for name, summaries in rounds.items():
         middle = median(summaries)
         rate = scenario.rate(middle)
         spread = " ".join(f"{scenario.rate(summary):.1f}" for summary in summaries)
-        ratio = f"{reference / rate:.2f} x" if reference is not None and name != ours else "-"
+        ratio = f"{reference / rate:.2f} x" if reference is not None and rate and name != ours else "-"
         lines.append(
             f"| {name} | {rate:.1f} | {spread} | {middle.ttft_p50_ms:.0f} / {middle.ttft_p99_ms:.0f} "
             f"| {middle.itl_p50_ms:.1f} / {middle.itl_p95_ms:.1f} / {middle.itl_p99_ms:.1f} "
-            f"| {middle.errors} | {ratio} |"
+            f"| {middle.server_cpu_s:.1f} | {middle.errors} | {ratio} |"
         )
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +75,15 @@ async def _measure(
     """One round of one server."""
     found: dict[str, Summary] = {}
     model = contender.served_name(checkpoint)
-    async with serving(contender, checkpoint, log) as url:
-        await run_load(url, model, WARM_UP)
+    async with serving(contender, checkpoint, log) as server:
+        await run_load(server.url, model, WARM_UP)
         for scenario in scenarios:
-            summary = await run_load(url, model, scenario.load(number))
+            spent = server.cpu_seconds()
+            summary = await run_load(server.url, model, scenario.load(number))
+            summary = replace(summary, server_cpu_s=server.cpu_seconds() - spent)
             found[scenario.name] = summary
-            print(
-                f"round {number + 1}  {contender.name:24}  {scenario.name:24}  {scenario.rate(summary):9.1f}",
-                flush=True,
-            )
+            line = f"round {number + 1}  {contender.name:24}  {scenario.name:24}"
+            print(f"{line}  {scenario.rate(summary):9.1f}  {summary.server_cpu_s:6.1f} CPU s", flush=True)
             if summary.errors:
                 print(
                     f"    {summary.errors} of {summary.requests} failed, the first: {summary.first_error}", flush=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -52,9 +53,25 @@ MLX_LM_OPENBLAS = Contender(
 )
 
 
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    url: str
+    process_id: int
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all its threads so far, which a busy machine does not stretch; not a number outside Linux."""
+        file = Path(f"/proc/{self.process_id}/stat")
+        if not file.exists():
+            return math.nan
+        user, system = file.read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.asynccontextmanager
-async def serving(contender: Contender, checkpoint: Path, log: Path, timeout_s: float = 120) -> AsyncIterator[str]:
-    """Run the server while the block runs; yields its base URL once /health says 200."""
+async def serving(contender: Contender, checkpoint: Path, log: Path, timeout_s: float = 120) -> AsyncIterator[Running]:
+    """Run the server while the block runs; yields once its /health says 200."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     with log.open("ab") as output:
@@ -69,7 +86,7 @@ async def serving(contender: Contender, checkpoint: Path, log: Path, timeout_s: 
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{contender.name} is not healthy after {timeout_s:.0f} s; see {log}")
                 await asyncio.sleep(0.2)
-            yield url
+            yield Running(url, process.pid)
         finally:
             await _stop(process)
 
