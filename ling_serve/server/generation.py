@@ -20,7 +20,7 @@ from ling_serve.server.choice_text import ChoiceText, Part, merged
 from ling_serve.server.service import Service
 
 
-class ClientDisconnected(Exception):  # noqa: N818  (an outcome, not an error)
+class ClientDisconnected(Exception):
     """The client hung up; there is nobody left to answer."""
 
 

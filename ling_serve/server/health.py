@@ -12,7 +12,8 @@ from ling_serve.server.service import Service
 def health_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"], summary="Whether requests are served", response_model=Health)
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", summary="Whether requests are served", response_model=Health)
     async def health() -> Response:  # pyright: ignore[reportUnusedFunction]
         body = health_of(service)
         return json_response(body, 200 if body.status == "ok" else 503)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -51,6 +52,9 @@ class RequestScope:
         except (ClientDisconnected, ClientDisconnect) as gone:
             when = str(gone) or "while sending the request"
             log.info("%s client disconnected %s, %.3f s, %s", line, when, time.monotonic() - started, request_id)
+            return
+        except asyncio.CancelledError:  # only the end of the server does that, to clients that have stopped reading
+            log.info("%s cut off, %.3f s, %s", line, time.monotonic() - started, request_id)
             return
         except Exception:
             log.exception("%s failed, %s", line, request_id)

@@ -22,7 +22,8 @@ from tests.checkpoints import cached_checkpoint
 
 LONG = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "stream": True}
 DIES_LATER = """\
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 from ling_serve.cli import main
 import ling_serve.commands.serve
 from ling_serve.engine.engine import Engine
@@ -169,6 +170,7 @@ def test_it_serves_until_a_signal_ends_it_with_streams_open(checkpoint: Path, na
 def test_a_dying_engine_ends_the_process(checkpoint: Path) -> None:
     with serving(checkpoint, code=DIES_LATER) as process:
         until_ready(process)
+        process.popen.send_signal(signal.SIGHUP)  # ignored, as under nohup
         with process.stream(LONG) as response:
             *_, last = [line for line in response.read().split(b"\n\n") if line.startswith(b"data: ")]
         assert json.loads(last[6:])["error"]["code"] == "engine_dead"

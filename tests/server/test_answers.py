@@ -281,6 +281,17 @@ def test_models(server: Server) -> None:
     assert server.request("GET", "/v1/models/alias").json["id"] == "alias"
 
 
+def test_the_description_of_the_api(server: Server) -> None:
+    described = server.request("GET", "/openapi.json").json
+    assert set(described["paths"]) == {
+        "/health",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/v1/chat/completions",
+        "/v1/completions",
+    }
+
+
 def test_names_with_slashes_are_found(serve: Any) -> None:
     server: Server = serve(FakeEngine(), model_names=("org/model",))
     assert server.request("GET", "/v1/models/org/model").json["id"] == "org/model"
