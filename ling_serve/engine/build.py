@@ -57,7 +57,7 @@ def build_engine(config: ServeConfig, progress: Progress | None = None) -> Engin
 
 def _info(config: ServeConfig, loaded: LoadedModel, plan: MemoryPlan) -> tuple[Row, ...]:
     model = loaded.config
-    mla, kda = len(model.mla_layers), len(model.layers) - len(model.mla_layers)
+    mla, kda = len(model.mla_layers), len(model.kda_layers)
     blas = ling_serve.blas.OPENBLAS
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     device = str(mx.device_info().get("device_name", "unknown device"))

@@ -15,6 +15,8 @@ from ling_serve.model.mlp import GatedMlp
 from ling_serve.model.moe import MixtureOfExperts
 from ling_serve.model.rope import RotaryTurns
 
+_ATTENTION = {AttentionKind.KDA: KdaAttention, AttentionKind.MLA: MlaAttention}
+
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward block, each behind a norm and added to its input."""
@@ -22,7 +24,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, plan: LayerPlan) -> None:
         super().__init__()
         self.index = plan.index
-        self.attention = MlaAttention(config) if plan.attention is AttentionKind.MLA else KdaAttention(config)
+        self.attention = _ATTENTION[plan.attention](config)
         self.mlp = (
             MixtureOfExperts(config, plan)
             if plan.mlp is MlpKind.MOE
