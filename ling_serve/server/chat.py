@@ -32,7 +32,7 @@ from ling_serve.server.logprobs import chat_logprobs
 from ling_serve.server.responses import json_response, wire_finish
 from ling_serve.server.sampling import sampling_params, stop_plan
 from ling_serve.server.service import Ready, Service
-from ling_serve.server.sse import DONE, HEARTBEAT, EventStream, event
+from ling_serve.server.sse import DONE, HEARTBEAT, EventStream, event, templated
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -127,16 +127,21 @@ async def _stream(chat: _Chat, generation: Generation, receive: Receive, heartbe
         )
         return event(message.model_dump_json(exclude=None if with_usage else {"usage"}))
 
+    def text_chunk(text: str, tokens: tuple[TextToken, ...] = ()) -> str:
+        choice = ChatChunkChoice(index=0, delta=Delta(content=text), logprobs=chat.logprobs(tokens))
+        return chunk(choice, usage=continuous)
+
     def chunks_of(part: Part) -> str:
         text = ""
         if part.text or part.tokens:
-            choice = ChatChunkChoice(index=0, delta=Delta(content=part.text), logprobs=chat.logprobs(part.tokens))
-            text += chunk(choice, usage=continuous)
+            text += plain_chunk(part.text) if is_plain else text_chunk(part.text, part.tokens)
         if part.finish is not None:
             choice = ChatChunkChoice(index=0, delta=Delta(), finish_reason=wire_finish(part.finish))
             text += chunk(choice, usage=continuous)
         return text
 
+    is_plain = not continuous and chat.body.wanted_logprobs is None
+    plain_chunk = templated(text_chunk)
     yield chunk(ChatChunkChoice(index=0, delta=Delta(role="assistant", content="")), usage=continuous)
     async with aclosing(generation.parts(receive, heartbeat_s)) as batches:
         async for parts in batches:

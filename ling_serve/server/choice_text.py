@@ -111,6 +111,8 @@ class ChoiceText:
 
 def merged(parts: Sequence[Part]) -> list[Part]:
     """Parts that came while the reader was busy, as one per choice."""
+    if len(parts) == 1:
+        return list(parts)
     by_choice: dict[int, Part] = {}
     for part in parts:
         before = by_choice.get(part.index)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive
@@ -23,7 +24,7 @@ from ling_serve.server.logprobs import completion_logprobs
 from ling_serve.server.responses import json_response, wire_finish
 from ling_serve.server.sampling import sampling_params, stop_plan
 from ling_serve.server.service import Ready, Service
-from ling_serve.server.sse import DONE, HEARTBEAT, EventStream, event
+from ling_serve.server.sse import DONE, HEARTBEAT, EventStream, event, templated
 
 
 def completions_router(service: Service) -> APIRouter:
@@ -127,16 +128,22 @@ async def _stream(job: _Job, generation: Generation, receive: Receive, heartbeat
         )
         return event(message.model_dump_json(exclude=None if with_usage else {"usage"}))
 
+    def text_chunk(index: int, text: str, tokens: tuple[TextToken, ...] = ()) -> str:
+        choice = CompletionChoice(index=index, text=text, logprobs=job.logprobs(list(tokens)))
+        return chunk(choice, usage=continuous)
+
     def chunks_of(part: Part) -> str:
         text = ""
         if part.text or part.tokens:
-            logprobs = job.logprobs(list(part.tokens))
-            text += chunk(CompletionChoice(index=part.index, text=part.text, logprobs=logprobs), usage=continuous)
+            plain = plain_chunks[part.index] if is_plain else None
+            text += plain(part.text) if plain else text_chunk(part.index, part.text, part.tokens)
         if part.finish is not None:
             choice = CompletionChoice(index=part.index, text="", finish_reason=wire_finish(part.finish))
             text += chunk(choice, usage=continuous)
         return text
 
+    is_plain = not continuous and job.body.wanted_logprobs is None
+    plain_chunks = [templated(partial(text_chunk, index)) for index in range(len(job.choices))]
     async with aclosing(generation.parts(receive, heartbeat_s)) as batches:
         async for parts in batches:
             # Text held back as the possible start of a stop string leaves nothing to send.

@@ -19,10 +19,26 @@ DONE = "data: [DONE]\n\n"
 HEARTBEAT = ": ping\n"
 """A comment with a single line break: a blank line would make some clients dispatch an empty event."""
 
+_MARK = "\0"
+
 
 def event(payload: str) -> str:
     """One event that carries a line of JSON."""
     return f"data: {payload}\n\n"
+
+
+def templated(make: Callable[[str], str]) -> Callable[[str], str]:
+    """`make` turns a text into an event; the result does the same, but calls it only once.
+
+    Most events of a stream differ in nothing but their text, and building and writing a model for each token is most of
+    what a token costs here.
+    """
+    head, _, tail = make(_MARK).partition(json.dumps(_MARK))
+
+    def made(text: str) -> str:
+        return f"{head}{json.dumps(text, ensure_ascii=False)}{tail}"
+
+    return made
 
 
 class EventStream(Response):
