@@ -54,13 +54,12 @@ def plan_memory(
     state_bytes = (options.max_num_seqs + SPECIAL_SLOTS) * layout.bytes_per_slot
     left = usable - weight_bytes - step_bytes - state_bytes
     block_bytes = options.block_size * layout.bytes_per_token
-    step_block_bytes = options.block_size * step_bytes_per_token  # one long sequence may name every block
+    step_block_bytes = options.block_size * step_bytes_per_token
     blocks_per_seq = -(-wanted_len // options.block_size)
-    num_blocks = options.max_num_seqs * blocks_per_seq
-    if block_bytes + step_block_bytes > 0:
-        one_seq = min(blocks_per_seq, left // (block_bytes + step_block_bytes) - SPECIAL_BLOCKS)
-        more_seqs = (left - (one_seq + SPECIAL_BLOCKS) * (block_bytes + step_block_bytes)) // max(block_bytes, 1)
-        num_blocks = min(num_blocks, one_seq + max(0, more_seqs))
+    affordable = left // max(1, block_bytes + step_block_bytes) - SPECIAL_BLOCKS
+    if affordable >= blocks_per_seq:  # no context is longer, so a further block costs its latents alone
+        affordable = (left - blocks_per_seq * step_block_bytes) // max(1, block_bytes) - SPECIAL_BLOCKS
+    num_blocks = max(0, min(options.max_num_seqs * blocks_per_seq, affordable))
     max_model_len = min(wanted_len, num_blocks * options.block_size)
     rows = (
         ("device memory", show_bytes(memory_limit_bytes)),
@@ -75,13 +74,13 @@ def plan_memory(
         ("left for latents", show_bytes(left)),
         (
             f"MLA latents ({len(layout.mla_layers)} layers)",
-            f"{max(0, num_blocks):,} blocks x {options.block_size} tokens x {show_bytes(layout.bytes_per_token)} = "
-            f"{show_bytes(max(0, num_blocks) * block_bytes)}",
+            f"{num_blocks:,} blocks x {options.block_size} tokens x {show_bytes(layout.bytes_per_token)} = "
+            f"{show_bytes(num_blocks * block_bytes)}",
         ),
-        ("context that fits", f"{max(0, max_model_len):,} of {wanted_len:,} tokens"),
+        ("context that fits", f"{max_model_len:,} of {wanted_len:,} tokens"),
         (
             "sequences at that length",
-            f"{num_blocks * options.block_size / max_model_len:.1f}" if num_blocks > 0 else "0",
+            f"{num_blocks * options.block_size / max(1, max_model_len):.1f}",
         ),
     )
     if max_model_len < 2:

@@ -1,4 +1,4 @@
-"""What the largest step takes besides weights and caches, found by running smaller ones."""
+"""What the largest step takes besides weights and caches, found by running it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ from ling_serve.engine.runner import Model
 from ling_serve.engine.sampler import Sampler, SamplingRow
 from ling_serve.model.forward_batch import SHORT_PIECE, ForwardBatch
 
-MEASURED_TOKENS = 256
-"""Activations grow in proportion to the tokens of a step: so many are run, and multiplied up."""
+FAR_START = 2048
+"""Tokens of context, at least, before the slice that shows what context costs: short ones are attended to otherwise."""
 
 
 @dataclass(frozen=True)
 class StepCost:
     bytes: int
-    """Peak of a step of --max-num-batched-tokens tokens on an empty context."""
+    """Peak of a step of --max-num-batched-tokens tokens, but for what its context adds."""
     bytes_per_token: int
-    """What each token of context adds."""
+    """What each token of context adds, the step's own included."""
 
 
 def measure_step(
     model: Model, layout: CacheLayout, options: EngineOptions, *, vocab_size: int, max_model_len: int
 ) -> StepCost:
-    """Run one prompt slice at two context lengths, and sample --max-num-seqs rows."""
-    largest = min(options.max_num_batched_tokens, max_model_len - 1)
-    tokens = min(MEASURED_TOKENS, largest)
+    """Prefill the longest slice at two context lengths, and sample --max-num-seqs rows.
+
+    What grows with the context is taken to grow in proportion; where attention goes by tiles, that is on the safe side.
+    """
+    tokens = min(options.max_num_batched_tokens, max_model_len - 1)
+    far_start = min(max(2 * tokens, FAR_START), max_model_len - tokens)
     block_size = options.block_size
-    caches = Caches.allocate(layout, num_blocks=-(-3 * tokens // block_size), block_size=block_size, num_slots=1)
-    short = _peak(lambda: [model(_slice(0, tokens, block_size, vocab_size, caches), caches)], caches)
-    far = _peak(lambda: [model(_slice(2 * tokens, tokens, block_size, vocab_size, caches), caches)], caches)
-    slope = max(0, far - short) // (2 * tokens)
-    fixed = max(0, short - slope * tokens) * largest // tokens
+    num_blocks = -(-(far_start + tokens) // block_size)
+    caches = Caches.allocate(layout, num_blocks=num_blocks, block_size=block_size, num_slots=1)
+    near, far = (
+        _peak(lambda start=start: [model(_slice(start, tokens, block_size, vocab_size, caches), caches)], caches)
+        for start in (0, far_start)
+    )
+    slope = max(0, far - near) // far_start
     sampler = Sampler(vocab_size)
     rows = [
         SamplingRow(str(n), SamplingParams(1, top_p=0.9, logprobs=1), seed=n, prompt=(), output=())
@@ -46,7 +51,7 @@ def measure_step(
     hidden = mx.repeat(model(_slice(0, 1, block_size, vocab_size, caches), caches), len(rows), axis=0)
     sampling = _peak(lambda: sampler.launch(model.logits(hidden), rows).arrays(), caches)
     mx.clear_cache()
-    return StepCost(fixed + sampling, slope)
+    return StepCost(max(0, near - slope * tokens) + sampling, slope)
 
 
 def _slice(start: int, length: int, block_size: int, vocab_size: int, caches: Caches) -> ForwardBatch:

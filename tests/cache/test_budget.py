@@ -95,6 +95,13 @@ def test_weights_larger_than_memory_are_an_error_with_the_deficit() -> None:
     assert "-5." in caught.value.message
 
 
+def test_a_deficit_is_not_divided_by_what_a_block_costs() -> None:
+    with pytest.raises(ConfigError, match="the caches do not fit"):
+        plan(9.8, step_bytes_per_token=4096)
+    with pytest.raises(ConfigError, match="the caches do not fit"):
+        plan(14.7, step_bytes_per_token=4096)
+
+
 def test_a_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="at most 131072"):
         plan(options=EngineOptions(max_model_len=131073))
