@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from typing import NoReturn
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.table import Table
 
 from ling_serve.cache.budget import Row
@@ -115,13 +114,20 @@ def _explain(error: BaseException, was_ready: bool) -> int:
     return 1
 
 
+class _ConsoleHandler(logging.Handler):
+    """Writes whole lines above a progress bar, unwrapped so that paths and addresses can be copied."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+
+
 def _set_up_logging(level: str, console: Console) -> None:
-    if console.is_terminal:
-        handler: logging.Handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler = _ConsoleHandler(console)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("ling_serve").setLevel(level.upper())
 
