@@ -65,11 +65,13 @@ def word(token: int) -> str:
     return f"w{token:04d};"
 
 
-def prompts(count: int, tokens: int, seed: int) -> Sequence[str]:
-    """Random texts of exactly `tokens` tokens that share no beginning, so that no server's prompt cache helps."""
+def prompt_ids(count: int, tokens: int, seed: int) -> list[list[int]]:
+    """Random prompts that share no beginning, so that no server's prompt cache helps."""
     source = random.Random(seed)
-    firsts = source.sample(range(FIRST_WORD, CONFIG["vocab_size"]), count)
-    return [
-        "".join(map(word, [first, *source.choices(range(FIRST_WORD, CONFIG["vocab_size"]), k=tokens - 1)]))
-        for first in firsts
-    ]
+    words = range(FIRST_WORD, CONFIG["vocab_size"])
+    return [[first, *source.choices(words, k=tokens - 1)] for first in source.sample(words, count)]
+
+
+def prompts(count: int, tokens: int, seed: int) -> Sequence[str]:
+    """`prompt_ids` as texts, of exactly `tokens` tokens each."""
+    return ["".join(map(word, ids)) for ids in prompt_ids(count, tokens, seed)]
