@@ -34,5 +34,9 @@ class LatentPool:
         r, b = page_ids.shape
         return self._pools[layer][page_ids].reshape(r, b * self.block_size, self._width)
 
+    def blocks(self, layer: int) -> mx.array:
+        """All blocks [num_blocks + 1, block_size, latent_width], for an operation of this step; keep no reference."""
+        return self._pools[layer]
+
     def arrays(self) -> list[mx.array]:
         return list(self._pools.values())

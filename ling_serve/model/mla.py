@@ -6,14 +6,14 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from ling_kernels.paged_mla_decode import attend_latents
+from ling_kernels.paged_mla_decode import paged_mla_decode
 from ling_kernels.softmax import unnormalised_softmax
 from mlx_lm.models.mla import MultiLinear
 
 from ling_serve.cache.caches import Caches
 from ling_serve.model.config import ModelConfig
 from ling_serve.model.forward_batch import ForwardBatch
-from ling_serve.model.mla_plan import MaterialisedPiece, MlaPlan
+from ling_serve.model.mla_plan import AbsorbedGroup, MaterialisedPiece, MlaPlan
 from ling_serve.model.rope import rotate, softmax_scale
 
 
@@ -56,10 +56,10 @@ class MlaAttention(nn.Module):
         # Written before it is read: the pool's buffer is then updated in place.
         caches.latents.write(layer, batch.write_at, latents)
 
-        parts: list[mx.array] = []
-        for group in plan.absorbed:
-            pages = caches.latents.pages(layer, group.page_ids)
-            parts.append(self._absorbed(q_nope[group.rows], q_rope[group.rows], pages, group.bias))
+        parts = [
+            self._absorbed(q_nope[group.rows], q_rope[group.rows], caches.latents.blocks(layer), group)
+            for group in plan.absorbed
+        ]
         for piece in plan.materialised:
             context = latents[piece.rows]
             if piece.page_ids is not None:
@@ -71,12 +71,12 @@ class MlaAttention(nn.Module):
         gate = mx.sigmoid(self.g_proj(x).astype(mx.float32))
         return self.dense((mixed * gate[..., None]).reshape(N, -1).astype(x.dtype))
 
-    def _absorbed(self, q_nope: mx.array, q_rope: mx.array, pages: mx.array, bias: mx.array) -> mx.array:
-        """Queries [r·T, H, nope] and [r·T, H, rope] over pages [r, L, latent + rope] → [r·T, H, v] float32."""
-        r, T, _ = bias.shape
+    def _absorbed(self, q_nope: mx.array, q_rope: mx.array, pool: mx.array, group: AbsorbedGroup) -> mx.array:
+        """Queries [r·T, H, nope] and [r·T, H, rope] over the group's pages → [r·T, H, v] float32."""
+        r, T, _ = group.bias.shape
         absorbed = cast("mx.array", self.embed_q(q_nope.swapaxes(0, 1)))  # [H, r·T, latent]
         queries = mx.concatenate([absorbed.swapaxes(0, 1), q_rope], axis=-1).reshape(r, T, self.num_heads, -1)
-        mixed = attend_latents(queries, pages, bias, self.latent_dim)
+        mixed = paged_mla_decode(queries, pool, group.page_ids, group.bias, self.latent_dim)
         mixed = mixed.reshape(r * T, self.num_heads, -1).swapaxes(0, 1)
         return cast("mx.array", self.unembed_out(mixed)).swapaxes(0, 1)
 

@@ -11,7 +11,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from ling_serve.model.config import LayerPlan, ModelConfig
 from ling_serve.model.mlp import GatedMlp, clamped_swiglu
 
-MIN_SORTED_ROWS = 8
+MIN_SORTED_ROWS = 64
 """(token, expert) pairs from which sorting them by expert pays."""
 MIN_ROWS_PER_EXPERT = 32
 """Mean rows of an expert from which, on a CPU, one dense product per expert beats gathered ones."""

@@ -1,8 +1,20 @@
-"""Attention of a few query tokens over MLA latents that lie in pages.
+"""Attention of a few query tokens over MLA latents that lie in pages."""
 
-For now the reference is the only implementation.
-"""
+from __future__ import annotations
 
-from ling_kernels.paged_mla_decode.reference import attend_latents
+import mlx.core as mx
 
-__all__ = ["attend_latents"]
+from ling_kernels.paged_mla_decode.per_page import attend_page_by_page
+from ling_kernels.paged_mla_decode.reference import attend_latents, attend_pages
+
+__all__ = ["attend_latents", "attend_page_by_page", "attend_pages", "paged_mla_decode"]
+
+
+def paged_mla_decode(
+    queries: mx.array, pool: mx.array, page_ids: mx.array, bias: mx.array, value_width: int
+) -> mx.array:
+    """Each head's mix of latents; see `attend_pages` for shapes. Picks the form for the device and dtype."""
+    # MLX's gathered product on a CPU knows float32 only.
+    if pool.dtype == mx.float32 and mx.default_device().type == mx.DeviceType.cpu:
+        return attend_page_by_page(queries, pool, page_ids, bias, value_width)
+    return attend_pages(queries, pool, page_ids, bias, value_width)

@@ -26,3 +26,14 @@ def attend_latents(queries: mx.array, latents: mx.array, bias: mx.array, value_w
     # The product with whole rows, cut afterwards, spares the copy that a product with part of each row would make.
     mixed = (weights.reshape(r, T * H, -1) @ keys).reshape(r, T, H, W)
     return mixed[..., :value_width] / total
+
+
+def attend_pages(queries: mx.array, pool: mx.array, page_ids: mx.array, bias: mx.array, value_width: int) -> mx.array:
+    """`attend_latents` over pages of a pool.
+
+    queries [r, T, H, W] float32, pool [num_blocks, block_size, W], page_ids [r, b] int32 in the order of the tokens,
+    bias [r, T, b * block_size] float32 → [r, T, H, value_width] float32.
+    """
+    r, b = page_ids.shape
+    latents = pool[page_ids].reshape(r, b * pool.shape[1], -1)
+    return attend_latents(queries, latents, bias, value_width)
