@@ -42,7 +42,9 @@ def measure_step(
         _peak(lambda start=start: [model(_slice(start, tokens, block_size, vocab_size, caches), caches)], caches)
         for start in (0, far_start)
     )
-    slope = max(0, far - near) // far_start
+    slope = 0
+    if far_start >= tokens:  # else the context hardly outgrows a step, and the dearer of the two is its end
+        slope = max(0, far - near) // far_start
     sampler = Sampler(vocab_size)
     rows = [
         SamplingRow(str(n), SamplingParams(1, top_p=0.9, logprobs=1), seed=n, prompt=(), output=())
@@ -51,7 +53,8 @@ def measure_step(
     hidden = mx.repeat(model(_slice(0, 1, block_size, vocab_size, caches), caches), len(rows), axis=0)
     sampling = _peak(lambda: sampler.launch(model.logits(hidden), rows).arrays(), caches)
     mx.clear_cache()
-    return StepCost(max(0, near - slope * tokens) + sampling, slope)
+    fixed = max(near, far) if slope == 0 else max(0, near - slope * tokens)
+    return StepCost(fixed + sampling, slope)
 
 
 def _slice(start: int, length: int, block_size: int, vocab_size: int, caches: Caches) -> ForwardBatch:
