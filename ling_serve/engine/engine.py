@@ -14,7 +14,7 @@ from ling_serve.engine.runner import Model, Runner
 from ling_serve.engine.sampler import Sampler
 from ling_serve.engine.scheduler import Scheduler
 from ling_serve.engine.stats import Counters, EngineStats
-from ling_serve.errors import RequestError
+from ling_serve.errors import InvariantViolated, RequestError
 
 WARM_UP_TOKENS = 64
 
@@ -70,6 +70,7 @@ class Engine:
         """Advance every sequence that can be, and report the tokens that came of it."""
         batch = self._scheduler.schedule()
         if batch is None:
+            self._require_idle()
             return []
         launched = self._runner.launch(batch, self._scheduler.sequences)
         samples = self._runner.collect(launched)
@@ -106,6 +107,14 @@ class Engine:
             free_blocks=self._memory.num_free_blocks,
             num_blocks=self._memory.num_blocks,
         )
+
+    def _require_idle(self) -> None:
+        """Steps wait for no other, so whatever is live can advance: otherwise its blocks or its slot have leaked."""
+        if self.has_work:
+            raise InvariantViolated(
+                f"{self._scheduler.num_waiting} requests wait and none can start with {self._memory.num_free_blocks} of "
+                f"{self._memory.num_blocks} blocks and {self._memory.num_free_slots} slots free"
+            )
 
     def _audit_if_idle(self) -> None:
         if not self.has_work:

@@ -168,6 +168,14 @@ def test_an_idle_engine_with_a_leak_stops() -> None:
         run(engine)
 
 
+def test_work_that_cannot_start_is_an_error_and_no_endless_loop() -> None:
+    engine = fake_engine()
+    engine._memory._slots.allocate(4)  # pyright: ignore[reportPrivateUsage]
+    engine.add(greedy("a", range(5)))
+    with pytest.raises(InvariantViolated, match="1 requests wait and none can start with 64 of 64 blocks and 0 slots"):
+        engine.step()
+
+
 @pytest.mark.parametrize(
     ("request_", "error", "message"),
     [
