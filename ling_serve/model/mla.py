@@ -12,6 +12,7 @@ from mlx_lm.models.mla import MultiLinear
 
 from ling_serve.cache.caches import Caches
 from ling_serve.model.config import ModelConfig
+from ling_serve.model.dense_weights import dense_weight
 from ling_serve.model.forward_batch import ForwardBatch
 from ling_serve.model.mla_plan import AbsorbedGroup, MaterialisedPiece, MlaPlan
 from ling_serve.model.rope import rotate, softmax_scale
@@ -85,22 +86,31 @@ class MlaAttention(nn.Module):
     ) -> mx.array:
         """Queries [T, H, nope] and [T, H, rope] over the context [L, latent + rope] → [T, H, v] float32.
 
-        Keys and values are expanded once; tiles of query rows then read only what their last row may see.
+        Keys and values are expanded once, a few heads at a time where they are many; tiles of query rows then read only
+        what their last row may see.
         """
         context = context.astype(mx.float32)
         c, k_rope = mx.contiguous(context[:, : self.latent_dim]), context[:, self.latent_dim :]
-        # The leading axis is for quantised products, which broadcast heads only between arrays of three axes.
-        k_nope = cast("mx.array", self.embed_q(c[None], transpose=False))  # [H, L, nope]
-        keys = mx.concatenate([k_nope, mx.broadcast_to(k_rope, (*k_nope.shape[:2], self.rope_dim))], axis=-1)
-        values = cast("mx.array", self.unembed_out(c[None]))  # [H, L, v]
         queries = mx.concatenate([q_nope, q_rope], axis=-1).swapaxes(0, 1)  # [H, T, nope + rope]
-        T, L = queries.shape[1], piece.context_len
-        tiles: list[mx.array] = []
-        for start in range(0, T, piece.tile_rows):
-            end = min(start + piece.tile_rows, T)
-            seen = L - T + end
-            bias = piece.bias[piece.tile_rows - (end - start) :, L - seen :]
-            scores = queries[:, start:end] @ keys[:, :seen].swapaxes(-1, -2) + bias
-            weights, total = unnormalised_softmax(scores)
-            tiles.append(weights @ values[:, :seen] / total)
-        return mx.concatenate(tiles, axis=1).swapaxes(0, 1)
+        outputs: list[mx.array] = []
+        for first in range(0, self.num_heads, piece.tile_heads):
+            heads = slice(first, min(first + piece.tile_heads, self.num_heads))
+            k_nope = c @ dense_weight(self.embed_q, heads)  # [h, L, nope]
+            keys = mx.concatenate([k_nope, mx.broadcast_to(k_rope, (*k_nope.shape[:2], self.rope_dim))], axis=-1)
+            values = c @ dense_weight(self.unembed_out, heads).swapaxes(-1, -2)  # [h, L, v]
+            outputs.append(_attend_causally(queries[heads], keys, values, piece))
+        return (outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)).swapaxes(0, 1)
+
+
+def _attend_causally(queries: mx.array, keys: mx.array, values: mx.array, piece: MaterialisedPiece) -> mx.array:
+    """queries [h, T, d] that end the context, keys [h, L, d], values [h, L, v] → [h, T, v]."""
+    T, L = queries.shape[1], piece.context_len
+    tiles: list[mx.array] = []
+    for start in range(0, T, piece.tile_rows):
+        end = min(start + piece.tile_rows, T)
+        seen = L - T + end
+        bias = piece.bias[piece.tile_rows - (end - start) :, L - seen :]
+        scores = queries[:, start:end] @ keys[:, :seen].swapaxes(-1, -2) + bias
+        weights, total = unnormalised_softmax(scores)
+        tiles.append(weights @ values[:, :seen] / total)
+    return mx.concatenate(tiles, axis=1)

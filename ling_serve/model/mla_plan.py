@@ -13,11 +13,13 @@ from ling_serve.model.rope import RotaryTurns
 
 ONE_BUCKET_TOKENS = 512
 """Contexts of up to this many tokens are padded to each other; longer ones at most to twice their length."""
-GATHER_TOKENS = 65536
+GATHER_TOKENS = 32768
 """Latents one gather may hold, padding included, unless a single sequence is longer."""
 TILE_SCORES = 1 << 20
 """Attention scores a tile may hold (4 MiB): larger ones leave the processor's cache."""
 LEAST_TILE_ROWS = 16
+EXPANDED_VALUES = 1 << 26
+"""Numbers that expanded keys and values may take at a time (256 MiB), unless a single head needs more."""
 
 
 def prefers_absorbed(config: ModelConfig, piece_len: int, context_len: int) -> bool:
@@ -40,11 +42,10 @@ def prefers_absorbed(config: ModelConfig, piece_len: int, context_len: int) -> b
 
 @dataclass(frozen=True)
 class AbsorbedGroup:
-    """r pieces of T tokens each that attend together in latent space."""
+    """T tokens of each of r pieces that attend together in latent space."""
 
     rows: slice | mx.array
     """The r·T rows of the batch, piece after piece."""
-    piece_len: int
     page_ids: mx.array
     """[r, b] int32."""
     bias: mx.array
@@ -59,6 +60,8 @@ class MaterialisedPiece:
     page_ids: mx.array | None
     """[1, b] int32; None = the piece is its whole context, and its latents are at hand."""
     context_len: int
+    tile_heads: int
+    """Heads expanded at a time."""
     tile_rows: int
     """Query rows attended to at a time."""
     bias: mx.array
@@ -92,10 +95,15 @@ def plan_mla(config: ModelConfig, batch: ForwardBatch, block_size: int, turns_of
     row_order: list[int] = []
     absorbed: list[AbsorbedGroup] = []
     for (length, bucket), pieces in short.items():
-        for some in _split(pieces, max(1, GATHER_TOKENS // (bucket * block_size))):
-            rows = [row for piece in some for row in range(batch.cu_seqlens[piece], batch.cu_seqlens[piece + 1])]
-            row_order += rows
-            absorbed.append(_absorbed_group(batch, some, rows, length, max(pages[piece] for piece in some), block_size))
+        tokens = bucket * block_size
+        for some in _split(pieces, max(1, GATHER_TOKENS // tokens)):
+            num_pages = max(pages[piece] for piece in some)
+            tile = length if length <= SHORT_PIECE else _tile_rows(config.num_attention_heads, tokens, length)
+            for start in range(0, length, tile):
+                first_rows = [batch.cu_seqlens[piece] + start for piece in some]
+                rows = [row for first in first_rows for row in range(first, first + min(tile, length - start))]
+                row_order += rows
+                absorbed.append(_absorbed_group(batch, some, rows, num_pages, block_size))
     materialised: list[MaterialisedPiece] = []
     for piece in long:
         row_order += range(batch.cu_seqlens[piece], batch.cu_seqlens[piece + 1])
@@ -104,28 +112,34 @@ def plan_mla(config: ModelConfig, batch: ForwardBatch, block_size: int, turns_of
 
 
 def _absorbed_group(
-    batch: ForwardBatch, pieces: Sequence[int], rows: Sequence[int], piece_len: int, num_pages: int, block_size: int
+    batch: ForwardBatch, pieces: Sequence[int], rows: Sequence[int], num_pages: int, block_size: int
 ) -> AbsorbedGroup:
     selected = _selection(rows)
     page_ids = batch.page_table[_selection(pieces), :num_pages]
-    positions = batch.positions[selected].reshape(len(pieces), piece_len, 1)
+    positions = batch.positions[selected].reshape(len(pieces), -1, 1)
     visible = mx.arange(num_pages * block_size) <= positions
-    return AbsorbedGroup(selected, piece_len, page_ids, mx.where(visible, 0.0, -mx.inf))
+    return AbsorbedGroup(selected, page_ids, mx.where(visible, 0.0, -mx.inf))
 
 
 def _materialised_piece(config: ModelConfig, batch: ForwardBatch, piece: int, num_pages: int) -> MaterialisedPiece:
     start, end = batch.cu_seqlens[piece], batch.cu_seqlens[piece + 1]
     context = batch.context_lens[piece]
-    fitting = TILE_SCORES // (config.num_attention_heads * context)
-    tile_rows = min(max(fitting, LEAST_TILE_ROWS), end - start)
+    expanded = context * (config.qk_head_dim + config.v_head_dim)
+    tile_heads = min(max(1, EXPANDED_VALUES // expanded), config.num_attention_heads)
+    tile_rows = _tile_rows(tile_heads, context, end - start)
     last_visible = mx.arange(context - tile_rows, context)[:, None]
     return MaterialisedPiece(
         rows=slice(start, end),
         page_ids=None if context == end - start else batch.page_table[piece : piece + 1, :num_pages],
         context_len=context,
+        tile_heads=tile_heads,
         tile_rows=tile_rows,
         bias=mx.where(mx.arange(context) <= last_visible, 0.0, -mx.inf),
     )
+
+
+def _tile_rows(heads: int, context_len: int, piece_len: int) -> int:
+    return min(max(TILE_SCORES // (heads * context_len), LEAST_TILE_ROWS), piece_len)
 
 
 def _bucket(pages: int, block_size: int) -> int:

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from ling_serve.model.config import LayerPlan, ModelConfig
+from ling_serve.model.dense_weights import dense_weight
 from ling_serve.model.mlp import GatedMlp, clamped_swiglu
 
 MIN_SORTED_ROWS = 64
@@ -107,9 +108,9 @@ class RoutedExperts(nn.Module):
         for expert, count in enumerate(cast("list[int]", counts.tolist())):
             if count:
                 x = rows[start : start + count].astype(mx.float32)
-                gate = x @ dense_expert(self.gate_proj, expert).T
-                up = x @ dense_expert(self.up_proj, expert).T
-                outputs.append(clamped_swiglu(gate, up, self.limit) @ dense_expert(self.down_proj, expert).T)
+                gate = x @ dense_weight(self.gate_proj, expert).T
+                up = x @ dense_weight(self.up_proj, expert).T
+                outputs.append(clamped_swiglu(gate, up, self.limit) @ dense_weight(self.down_proj, expert).T)
                 start += count
         return mx.concatenate(outputs)
 
@@ -132,19 +133,3 @@ class MixtureOfExperts(nn.Module):
         outputs = self.switch_mlp(x, experts)  # [N, k, hidden]
         routed = (weights[:, None] @ outputs.astype(mx.float32)).squeeze(1).astype(x.dtype)
         return routed + self.shared_experts(x) if "shared_experts" in self else routed
-
-
-def dense_expert(projection: SwitchLinear | QuantizedSwitchLinear, expert: int) -> mx.array:
-    """One expert's weight [out, in] in float32, dequantised if it has to be."""
-    if isinstance(projection, SwitchLinear):
-        return projection.weight[expert].astype(mx.float32)
-    biases = projection.biases
-    weight = mx.dequantize(
-        projection.weight[expert],
-        projection.scales[expert],
-        None if biases is None else biases[expert],
-        group_size=projection.group_size,
-        bits=projection.bits,
-        mode=projection.mode,
-    )
-    return weight.astype(mx.float32)

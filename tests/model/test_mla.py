@@ -10,6 +10,7 @@ from mlx_lm.models.rope_utils import apply_yarn_mscale, initialize_rope
 
 from ling_serve.model import mla_plan
 from ling_serve.model.config import ModelConfig
+from ling_serve.model.dense_weights import dense_weight
 from ling_serve.model.mla import MlaAttention
 from ling_serve.model.mla_plan import plan_mla, prefers_absorbed
 from ling_serve.model.rope import RotaryTurns, rotate, softmax_scale
@@ -76,16 +77,41 @@ def test_both_forms_agree(overrides: dict[str, Any], monkeypatch: pytest.MonkeyP
     first = {name: rng.integers(0, 97, count).tolist() for name, count in {"a": 37, "b": 64, "c": 5, "d": 100}.items()}
     second = {name: rng.integers(0, 97, count).tolist() for name, count in {"c": 1, "a": 9, "e": 30, "b": 55}.items()}
 
-    def logits(absorbed: bool, tile_scores: int) -> np.ndarray:
+    def logits(absorbed: bool, tile_scores: int, expanded: int = 1 << 26) -> np.ndarray:
         monkeypatch.setattr(mla_plan, "prefers_absorbed", lambda *_: absorbed)
         monkeypatch.setattr(mla_plan, "TILE_SCORES", tile_scores)
+        monkeypatch.setattr(mla_plan, "EXPANDED_VALUES", expanded)
         run = PackedRun(model, config)
         return np.concatenate([*run.step(first).values(), *run.step(second).values()])
 
-    expected = logits(absorbed=True, tile_scores=1)
-    for tile_scores in (1, 5000, 1 << 20):
-        error = relative_rms(logits(absorbed=False, tile_scores=tile_scores), expected)
-        print(tile_scores, f"{error:.1e}")
+    expected = logits(absorbed=True, tile_scores=1 << 20)
+    errors = {
+        "absorbed tiles": relative_rms(logits(absorbed=True, tile_scores=1), expected),
+        "least tiles": relative_rms(logits(absorbed=False, tile_scores=1), expected),
+        "tiles": relative_rms(logits(absorbed=False, tile_scores=5000), expected),
+        "whole": relative_rms(logits(absorbed=False, tile_scores=1 << 20), expected),
+        "head by head": relative_rms(logits(absorbed=False, tile_scores=5000, expanded=1), expected),
+    }
+    print({form: f"{error:.1e}" for form, error in errors.items()})
+    assert max(errors.values()) <= 1e-5
+
+
+def test_quantised_up_projections() -> None:
+    """Pieces in either form take the dequantised weights for what they are."""
+    values = small_config(num_hidden_layers=1, layer_group_size=1, qk_nope_head_dim=32)
+    quantised, plain, config = random_model(values), random_model(values), ModelConfig.from_dict(values)
+    for name in ("embed_q", "unembed_out"):
+        attention = quantised.model.layers[0].attention
+        setattr(attention, name, getattr(attention, name).to_quantized(group_size=32, bits=8))
+        weight = dense_weight(getattr(attention, name), slice(0, 2))
+        getattr(plain.model.layers[0].attention, name).weight = weight
+        assert np.array_equal(np.array(dense_weight(getattr(attention, name), slice(1, 2))), np.array(weight[1:]))
+    tokens = list(range(60))
+    for chunk in (1, 60):
+        actual = PackedRun(quantised, config).feed({"a": tokens}, chunk)["a"]
+        expected = PackedRun(plain, config).feed({"a": tokens}, chunk)["a"]
+        error = relative_rms(actual, expected)
+        print(chunk, f"{error:.1e}")
         assert error <= 1e-5
 
 

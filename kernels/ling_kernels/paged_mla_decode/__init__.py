@@ -14,7 +14,8 @@ def paged_mla_decode(
     queries: mx.array, pool: mx.array, page_ids: mx.array, bias: mx.array, value_width: int
 ) -> mx.array:
     """Each head's mix of latents; see `attend_pages` for shapes. Picks the form for the device and dtype."""
-    # MLX's gathered product on a CPU knows float32 only.
-    if pool.dtype == mx.float32 and mx.default_device().type == mx.DeviceType.cpu:
+    # MLX's gathered product on a CPU knows float32 only; with more rows its result outgrows the copy that it spares.
+    narrow = queries.shape[1] * queries.shape[2] <= pool.shape[1]
+    if narrow and pool.dtype == mx.float32 and mx.default_device().type == mx.DeviceType.cpu:
         return attend_page_by_page(queries, pool, page_ids, bias, value_width)
     return attend_pages(queries, pool, page_ids, bias, value_width)
