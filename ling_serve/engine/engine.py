@@ -112,8 +112,8 @@ class Engine:
         """Steps wait for no other, so whatever is live can advance: otherwise its blocks or its slot have leaked."""
         if self.has_work:
             raise InvariantViolated(
-                f"{self._scheduler.num_waiting} requests wait and none can start with {self._memory.num_free_blocks} of "
-                f"{self._memory.num_blocks} blocks and {self._memory.num_free_slots} slots free"
+                f"{self._scheduler.num_waiting} requests wait and none can start with "
+                f"{self._memory.num_free_blocks} of {self._memory.num_blocks} blocks and {self._memory.num_free_slots} slots free"
             )
 
     def _audit_if_idle(self) -> None:
