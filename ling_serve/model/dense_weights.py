@@ -18,8 +18,8 @@ def dense_weight(module: nn.Module, part: int | slice) -> mx.array:
         weight,
         cast("mx.array", module["scales"])[part],
         None if biases is None else biases[part],
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
+        group_size=cast("int", module.group_size),
+        bits=cast("int", module.bits),
+        mode=cast("str", module.mode),
     )
     return dense.astype(mx.float32)
