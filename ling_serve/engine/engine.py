@@ -111,9 +111,10 @@ class Engine:
     def _require_idle(self) -> None:
         """Steps wait for no other, so whatever is live can advance: otherwise its blocks or its slot have leaked."""
         if self.has_work:
+            memory = self._memory
             raise InvariantViolated(
-                f"{self._scheduler.num_waiting} requests wait and none can start with "
-                f"{self._memory.num_free_blocks} of {self._memory.num_blocks} blocks and {self._memory.num_free_slots} slots free"
+                f"{self._scheduler.num_waiting} requests wait and none can start with {memory.num_free_blocks} of "
+                f"{memory.num_blocks} blocks and {memory.num_free_slots} slots free"
             )
 
     def _audit_if_idle(self) -> None:
