@@ -39,32 +39,36 @@ def poison(pool: LatentPool, layer: int) -> None:
     pool.write(layer, mx.arange(rows), mx.full((rows, pool.arrays()[0].shape[-1]), POISON))
 
 
-def one_layer(run: PackedRun, layer: int) -> np.ndarray:
-    """The layer alone over one more token of each sequence, which stays unknown to the run."""
-    batch = run.batch([("a", [1]), ("b", [2])])
-    run.lengths = {name: length - 1 for name, length in run.lengths.items()}
-    x = mx.random.normal((2, 48), key=mx.random.key(layer))
+def one_layer(run: PackedRun, layer: int, length: int = 1) -> np.ndarray:
+    """The layer alone over the next tokens of each sequence, which stay unknown to the run."""
+    batch = run.batch([("a", [1] * length), ("b", [2] * length)])
+    run.lengths = {name: end - length for name, end in run.lengths.items()}
+    x = mx.random.normal((2 * length, 48), key=mx.random.key(layer))
     plan = plan_mla(CONFIG, batch, BLOCK_SIZE, RotaryTurns(CONFIG))
+    assert bool(plan.materialised) == (length > 1)
     y = run.model.model.layers[layer](x, batch, run.caches, plan)
     mx.eval(y, run.caches.arrays())
     return np.array(y)
 
 
+@pytest.mark.parametrize("length", [1, 40])
 @pytest.mark.parametrize("layer", MLA_LAYERS)
-def test_an_mla_layer_reads_its_own_latents_and_no_others(run: PackedRun, layer: int) -> None:
-    pool, expected = run.caches.latents, one_layer(run, layer)
+def test_an_mla_layer_reads_its_own_latents_and_no_others(run: PackedRun, layer: int, length: int) -> None:
+    """In both forms of attention."""
+    pool, expected = run.caches.latents, one_layer(run, layer, length)
     for other in set(MLA_LAYERS) - {layer}:
         poison(pool, other)
-    assert np.array_equal(one_layer(run, layer), expected)
+    assert np.array_equal(one_layer(run, layer, length), expected)
     poison(pool, layer)
-    assert not np.array_equal(one_layer(run, layer), expected)
+    assert not np.array_equal(one_layer(run, layer, length), expected)
 
 
+@pytest.mark.parametrize("length", [1, 40])
 @pytest.mark.parametrize("layer", MLA_LAYERS)
-def test_an_mla_layer_writes_its_own_latents_and_no_others(run: PackedRun, layer: int) -> None:
+def test_an_mla_layer_writes_its_own_latents_and_no_others(run: PackedRun, layer: int, length: int) -> None:
     for each in MLA_LAYERS:
         poison(run.caches.latents, each)
-    one_layer(run, layer)
+    one_layer(run, layer, length)
     changed = {
         each
         for each, pool in zip(MLA_LAYERS, run.caches.latents.arrays(), strict=True)
@@ -87,6 +91,8 @@ def test_a_layer_that_has_no_latents_is_an_error_and_no_other_layers(run: Packed
     for kda_layer in (0, 2):
         with pytest.raises(KeyError):
             run.caches.latents.pages(kda_layer, mx.array([[0]]))
+        with pytest.raises(KeyError):
+            run.caches.latents.blocks(kda_layer)
         with pytest.raises(KeyError):
             run.caches.latents.write(kda_layer, mx.array([0]), mx.zeros((1, 40)))
 
