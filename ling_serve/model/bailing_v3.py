@@ -13,6 +13,7 @@ from ling_serve.model.mla import MlaAttention
 from ling_serve.model.mla_plan import MlaPlan, plan_mla
 from ling_serve.model.mlp import GatedMlp
 from ling_serve.model.moe import MixtureOfExperts
+from ling_serve.model.projection import Projection
 from ling_serve.model.rope import RotaryTurns
 
 _ATTENTION = {AttentionKind.KDA: KdaAttention, AttentionKind.MLA: MlaAttention}
@@ -61,7 +62,7 @@ class BailingV3(nn.Module):
         super().__init__()
         self.model = BailingBody(config)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Projection(config.hidden_size, config.vocab_size)
         self._config = config
         self._turns = RotaryTurns(config)
 

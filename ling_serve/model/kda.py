@@ -17,6 +17,7 @@ from ling_serve.cache.caches import Caches
 from ling_serve.cache.state_slots import KdaState
 from ling_serve.model.config import ModelConfig
 from ling_serve.model.forward_batch import ForwardBatch
+from ling_serve.model.projection import Projection
 
 _NORM_EPS = 1e-6
 """Added to the sum of squares of a query or key; fixed in the architecture, not a field of the config."""
@@ -54,20 +55,20 @@ class KdaAttention(nn.Module):
         width, hidden, kernel = config.kda_width, config.hidden_size, config.short_conv_kernel_size
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.lower_bound = config.kda_lower_bound
-        self.q_proj = nn.Linear(hidden, width, bias=False)
-        self.k_proj = nn.Linear(hidden, width, bias=False)
-        self.v_proj = nn.Linear(hidden, width, bias=False)
+        self.q_proj = Projection(hidden, width)
+        self.k_proj = Projection(hidden, width)
+        self.v_proj = Projection(hidden, width)
         # Holders of weights [width, kernel, 1]: the convolution itself runs over q, k and v together.
         self.q_conv1d = nn.Conv1d(width, width, kernel, groups=width, bias=False)
         self.k_conv1d = nn.Conv1d(width, width, kernel, groups=width, bias=False)
         self.v_conv1d = nn.Conv1d(width, width, kernel, groups=width, bias=False)
         self.A_log = mx.zeros((self.num_heads,))
-        self.f_proj = nn.Linear(hidden, width, bias=False)
+        self.f_proj = Projection(hidden, width)
         self.dt_bias = mx.zeros((width,))
-        self.b_proj = nn.Linear(hidden, self.num_heads, bias=False)
-        self.g_proj = nn.Linear(hidden, width, bias=False)
+        self.b_proj = Projection(hidden, self.num_heads)
+        self.g_proj = Projection(hidden, width)
         self.o_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        self.o_proj = nn.Linear(width, hidden, bias=False)
+        self.o_proj = Projection(width, hidden)
         self._conv_weight: _ConvWeight | None = None
         self._qk_scale = mx.array([self.head_dim**-0.5] * self.num_heads + [1.0] * self.num_heads)[:, None]
 

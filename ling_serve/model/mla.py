@@ -15,6 +15,7 @@ from ling_serve.model.config import ModelConfig
 from ling_serve.model.dense_weights import dense_weight
 from ling_serve.model.forward_batch import ForwardBatch
 from ling_serve.model.mla_plan import AbsorbedGroup, MaterialisedPiece, MlaPlan
+from ling_serve.model.projection import Projection
 from ling_serve.model.rope import rotate, softmax_scale
 
 
@@ -32,17 +33,17 @@ class MlaAttention(nn.Module):
         self.latent_dim, self.value_dim = config.kv_lora_rank, config.v_head_dim
         self.scale = softmax_scale(config)
         if config.q_lora_rank is None:
-            self.q_proj = nn.Linear(hidden, heads * config.qk_head_dim, bias=False)
+            self.q_proj = Projection(hidden, heads * config.qk_head_dim)
         else:
-            self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=False)
+            self.q_a_proj = Projection(hidden, config.q_lora_rank)
             self.q_a_layernorm = nn.RMSNorm(config.q_lora_rank, eps=config.rms_norm_eps)
-            self.q_b_proj = nn.Linear(config.q_lora_rank, heads * config.qk_head_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, config.latent_width, bias=False)
+            self.q_b_proj = Projection(config.q_lora_rank, heads * config.qk_head_dim)
+        self.kv_a_proj_with_mqa = Projection(hidden, config.latent_width)
         self.kv_a_layernorm = nn.RMSNorm(self.latent_dim, eps=config.rms_norm_eps)
         self.embed_q = MultiLinear(self.nope_dim, self.latent_dim, heads)
         self.unembed_out = MultiLinear(self.latent_dim, self.value_dim, heads)
-        self.g_proj = nn.Linear(hidden, heads, bias=False)
-        self.dense = nn.Linear(heads * self.value_dim, hidden, bias=False)
+        self.g_proj = Projection(hidden, heads)
+        self.dense = Projection(heads * self.value_dim, hidden)
 
     def __call__(self, x: mx.array, batch: ForwardBatch, caches: Caches, layer: int, plan: MlaPlan) -> mx.array:
         """x [N, hidden] → [N, hidden]; appends the batch's latents to the pool of model layer `layer`."""

@@ -6,6 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from ling_kernels.exponential import silu
 
+from ling_serve.model.projection import Projection
+
 
 def clamped_swiglu(gate: mx.array, up: mx.array, limit: float | None) -> mx.array:
     """min(silu(gate), limit) · clip(up, -limit, limit); no limit = silu(gate) · up. Same shape and dtype.
@@ -23,9 +25,9 @@ class GatedMlp(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, limit: float | None) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = Projection(hidden_size, intermediate_size)
+        self.up_proj = Projection(hidden_size, intermediate_size)
+        self.down_proj = Projection(intermediate_size, hidden_size)
         self.limit = limit
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -11,6 +11,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from ling_serve.model.config import LayerPlan, ModelConfig
 from ling_serve.model.dense_weights import dense_weight
 from ling_serve.model.mlp import GatedMlp, clamped_swiglu
+from ling_serve.model.projection import prefers_dense
 
 MIN_SORTED_ROWS = 64
 """(token, expert) pairs from which sorting them by expert pays."""
@@ -88,11 +89,13 @@ class RoutedExperts(nn.Module):
         return outputs[back].reshape(N, k, -1)
 
     def _prefers_loop(self, num_rows: int) -> bool:
-        """On a CPU: many rows per expert, or 16-bit weights, which MLX has no gathered product for there."""
+        """On a CPU: many rows per expert, few ones of weights slow to multiply with, or 16-bit ones, which MLX has no
+        gathered product for there."""
         if mx.default_device().type != mx.DeviceType.cpu:
             return False
-        plain_16_bit = isinstance(self.gate_proj, SwitchLinear) and self.gate_proj.weight.dtype != mx.float32
-        return plain_16_bit or num_rows >= MIN_ROWS_PER_EXPERT * self.gate_proj.num_experts
+        mean_rows = num_rows // self.gate_proj.num_experts
+        plain_16_bit = "scales" not in self.gate_proj and self.gate_proj.weight.dtype != mx.float32
+        return plain_16_bit or mean_rows >= MIN_ROWS_PER_EXPERT or prefers_dense(self.gate_proj, mean_rows)
 
     def _gathered(self, rows: mx.array, experts: mx.array, *, in_order: bool) -> mx.array:
         """rows [..., 1, hidden] through the expert named for each."""
