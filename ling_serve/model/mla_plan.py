@@ -94,16 +94,12 @@ def plan_mla(config: ModelConfig, batch: ForwardBatch, block_size: int, turns_of
 
     row_order: list[int] = []
     absorbed: list[AbsorbedGroup] = []
-    for (length, bucket), pieces in short.items():
-        tokens = bucket * block_size
-        for some in _split(pieces, max(1, GATHER_TOKENS // tokens)):
+    for (_, bucket), pieces in short.items():
+        for some in _split(pieces, max(1, GATHER_TOKENS // (bucket * block_size))):
             num_pages = max(pages[piece] for piece in some)
-            tile = length if length <= SHORT_PIECE else _tile_rows(config.num_attention_heads, tokens, length)
-            for start in range(0, length, tile):
-                first_rows = [batch.cu_seqlens[piece] + start for piece in some]
-                rows = [row for first in first_rows for row in range(first, first + min(tile, length - start))]
-                row_order += rows
-                absorbed.append(_absorbed_group(batch, some, rows, num_pages, block_size))
+            rows = [row for piece in some for row in range(batch.cu_seqlens[piece], batch.cu_seqlens[piece + 1])]
+            row_order += rows
+            absorbed.append(_absorbed_group(batch, some, rows, num_pages, block_size))
     materialised: list[MaterialisedPiece] = []
     for piece in long:
         row_order += range(batch.cu_seqlens[piece], batch.cu_seqlens[piece + 1])
@@ -126,7 +122,7 @@ def _materialised_piece(config: ModelConfig, batch: ForwardBatch, piece: int, nu
     context = batch.context_lens[piece]
     expanded = context * (config.qk_head_dim + config.v_head_dim)
     tile_heads = min(max(1, EXPANDED_VALUES // expanded), config.num_attention_heads)
-    tile_rows = _tile_rows(tile_heads, context, end - start)
+    tile_rows = min(max(TILE_SCORES // (tile_heads * context), LEAST_TILE_ROWS), end - start)
     last_visible = mx.arange(context - tile_rows, context)[:, None]
     return MaterialisedPiece(
         rows=slice(start, end),
@@ -136,10 +132,6 @@ def _materialised_piece(config: ModelConfig, batch: ForwardBatch, piece: int, nu
         tile_rows=tile_rows,
         bias=mx.where(mx.arange(context) <= last_visible, 0.0, -mx.inf),
     )
-
-
-def _tile_rows(heads: int, context_len: int, piece_len: int) -> int:
-    return min(max(TILE_SCORES // (heads * context_len), LEAST_TILE_ROWS), piece_len)
 
 
 def _bucket(pages: int, block_size: int) -> int:

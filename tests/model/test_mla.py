@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from ling_kernels.paged_mla_decode import attend_page_by_page, attend_pages, paged_mla_decode
+from ling_kernels.paged_mla_decode import attend_page_by_page, attend_pages, paged_mla_decode, reference
 from mlx_lm.models.rope_utils import apply_yarn_mscale, initialize_rope
 
 from ling_serve.model import mla_plan
@@ -80,6 +80,7 @@ def test_both_forms_agree(overrides: dict[str, Any], monkeypatch: pytest.MonkeyP
     def logits(absorbed: bool, tile_scores: int, expanded: int = 1 << 26) -> np.ndarray:
         monkeypatch.setattr(mla_plan, "prefers_absorbed", lambda *_: absorbed)
         monkeypatch.setattr(mla_plan, "TILE_SCORES", tile_scores)
+        monkeypatch.setattr(reference, "TILE_SCORES", tile_scores)
         monkeypatch.setattr(mla_plan, "EXPANDED_VALUES", expanded)
         run = PackedRun(model, config)
         return np.concatenate([*run.step(first).values(), *run.step(second).values()])

@@ -6,6 +6,9 @@ import mlx.core as mx
 
 from ling_kernels.softmax import unnormalised_softmax
 
+TILE_SCORES = 1 << 22
+"""Scores that exist at a time (16 MiB), unless those of one token are more."""
+
 
 def attend_latents(queries: mx.array, latents: mx.array, bias: mx.array, value_width: int) -> mx.array:
     """Attention in latent space: one key and value per token, shared by all heads.
@@ -29,11 +32,16 @@ def attend_latents(queries: mx.array, latents: mx.array, bias: mx.array, value_w
 
 
 def attend_pages(queries: mx.array, pool: mx.array, page_ids: mx.array, bias: mx.array, value_width: int) -> mx.array:
-    """`attend_latents` over pages of a pool.
+    """`attend_latents` over pages of a pool, a few tokens at a time where the scores of all would be many.
 
     queries [r, T, H, W] float32, pool [num_blocks, block_size, W], page_ids [r, b] int32 in the order of the tokens,
     bias [r, T, b * block_size] float32 → [r, T, H, value_width] float32.
     """
-    r, b = page_ids.shape
-    latents = pool[page_ids].reshape(r, b * pool.shape[1], -1)
-    return attend_latents(queries, latents, bias, value_width)
+    (r, T, H, W), L = queries.shape, bias.shape[-1]
+    latents = pool[page_ids].reshape(r, L, W).astype(mx.float32)
+    tile = max(1, TILE_SCORES // (r * H * L))
+    tiles = [
+        attend_latents(queries[:, start : start + tile], latents, bias[:, start : start + tile], value_width)
+        for start in range(0, T, tile)
+    ]
+    return tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=1)
