@@ -43,26 +43,33 @@ def median(summaries: Sequence[Summary]) -> Summary:
 
 
 def comparison(scenario: Scenario, rounds: Rounds, ours: str) -> str:
-    """A Markdown table of one scenario: a line for each server, and how many times faster ours is."""
+    """A Markdown table of one scenario: a line for each server, and how many times more ours does in a second."""
     lines = [
         f"### {scenario.name}",
         "",
         f"| server | {scenario.figure} | each round | TTFT p50 / p99, ms | inter-token p50 / p95 / p99, ms "
-        f"| server CPU, s | errors | {ours} is |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| server CPU, s | errors | {ours} by rate | by CPU |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    reference = scenario.rate(median(rounds[ours])) if ours in rounds else None
+    reference = median(rounds[ours]) if ours in rounds else None
     for name, summaries in rounds.items():
         middle = median(summaries)
         rate = scenario.rate(middle)
         spread = " ".join(f"{scenario.rate(summary):.1f}" for summary in summaries)
-        ratio = f"{reference / rate:.2f} x" if reference is not None and rate and name != ours else "-"
+        by_rate = by_cpu = "-"
+        if reference is not None and name != ours:
+            by_rate = _times(scenario.rate(reference), rate)
+            by_cpu = _times(middle.server_cpu_s, reference.server_cpu_s)
         lines.append(
             f"| {name} | {rate:.1f} | {spread} | {middle.ttft_p50_ms:.0f} / {middle.ttft_p99_ms:.0f} "
             f"| {middle.itl_p50_ms:.1f} / {middle.itl_p95_ms:.1f} / {middle.itl_p99_ms:.1f} "
-            f"| {middle.server_cpu_s:.1f} | {middle.errors} | {ratio} |"
+            f"| {middle.server_cpu_s:.1f} | {middle.errors} | {by_rate} | {by_cpu} |"
         )
     return "\n".join(lines)
+
+
+def _times(more: float, less: float) -> str:
+    return f"{more / less:.2f} x" if less else "-"
 
 
 def single(summary: Summary) -> str:
