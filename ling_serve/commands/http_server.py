@@ -68,8 +68,8 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         loop = self._loop = asyncio.get_running_loop()
-        # Under nohup SIGHUP is ignored, and stays so.
-        caught = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        hang_up_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup, and it stays so
+        caught = [number for number in _ENDING_SIGNALS if number is not signal.SIGHUP or not hang_up_is_ignored]
         for number in caught:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
