@@ -12,14 +12,16 @@ import os
 import sys
 from pathlib import Path
 
+_OPENBLAS_FILE = Path("cmeel.prefix", "lib", "libopenblas.so")
+
 
 def preload_openblas() -> Path | None:
     """Load `cmeel-openblas` into the process's global symbols. Returns its path, or None if it cannot be had."""
     if sys.platform != "linux" or "mlx.core" in sys.modules:
         return None
-    packages = _site_packages()
-    library = packages / "cmeel.prefix" / "lib" / "libopenblas.so"
-    if not library.exists():
+    found = [(packages, packages / _OPENBLAS_FILE) for packages in _site_packages()]
+    packages, library = next(((p, file) for p, file in found if file.exists()), (Path(), None))
+    if library is None:
         return None
     try:
         openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -53,11 +55,11 @@ def _load_bundled_gfortran(folder: Path) -> None:
             ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=ctypes.RTLD_GLOBAL)
 
 
-def _site_packages() -> Path:
-    """The folder that holds MLX (found without importing it)."""
+def _site_packages() -> list[Path]:
+    """The folders that hold a package `mlx`, found without importing it: a stray folder of that name counts too."""
     spec = importlib.util.find_spec("mlx")
     locations = list(spec.submodule_search_locations or []) if spec else []
-    return Path(locations[0]).parent if locations else Path()
+    return [Path(location).parent for location in locations]
 
 
 OPENBLAS: Path | None = preload_openblas()
