@@ -19,6 +19,10 @@ from ling_serve.model.rope import RotaryTurns
 _ATTENTION = {AttentionKind.KDA: KdaAttention, AttentionKind.MLA: MlaAttention}
 
 
+MOST_STARTED_TOKENS = 256
+"""Steps of more tokens compute for so long that building their graph does not matter."""
+
+
 class DecoderLayer(nn.Module):
     """Attention and feed-forward block, each behind a norm and added to its input."""
 
@@ -42,7 +46,10 @@ class DecoderLayer(nn.Module):
             x = x + self.attention(normed, batch, caches, self.index, mla_plan)
         else:
             x = x + self.attention(normed, batch, caches, self.index)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        _start(x)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        _start(x)
+        return x
 
 
 class BailingBody(nn.Module):
@@ -81,3 +88,12 @@ class BailingV3(nn.Module):
         if "lm_head" in self:
             return self.lm_head(hidden)
         return self.model.word_embeddings.as_linear(hidden)
+
+
+def _start(x: mx.array) -> None:
+    """On a CPU, let the computation of `x` begin while Python builds the rest of the graph.
+
+    Decoding is short enough there for the two to take turns otherwise: a fifth of a step's time.
+    """
+    if x.shape[0] <= MOST_STARTED_TOKENS and mx.default_device().type == mx.DeviceType.cpu:
+        mx.async_eval(x)
