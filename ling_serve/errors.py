@@ -15,6 +15,7 @@
     ├── NotReady                       503  the model is still loading
     ├── ShuttingDown                   503  the server was told to end
     ├── EngineDead                     503  the engine stopped after an internal error
+    ├── NotFinite                      500  the model's numbers for one request left the range of its dtype
     └── InvariantViolated              500  a bug here: the caches can no longer be trusted
 
 A message names the offending value, what was expected, and what to change.
@@ -133,6 +134,12 @@ class ShuttingDown(LingServeError):
 class EngineDead(LingServeError):
     status = 503
     default_code = "engine_dead"
+
+
+class NotFinite(LingServeError):
+    """The model computed NaN or infinity for one request; the others are not affected."""
+
+    default_code = "not_finite"
 
 
 class InvariantViolated(LingServeError):

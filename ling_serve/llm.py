@@ -14,7 +14,7 @@ from typing import Any
 from ling_serve.config import EngineOptions, ModelOptions, ServeConfig
 from ling_serve.engine.build import build_engine
 from ling_serve.engine.engine import Engine
-from ling_serve.engine.events import TokenEvent, TokenLogprobs
+from ling_serve.engine.events import ErrorEvent, TokenEvent, TokenLogprobs
 from ling_serve.engine.request import FinishReason, Request, SamplingParams
 from ling_serve.errors import ConfigError, LingServeError, QueueFull, RequestError
 from ling_serve.model.checkpoint_path import resolve_checkpoint
@@ -79,7 +79,7 @@ class LLM:
         """Complete each prompt (text, or token ids), in one batch; answers come in the order of the prompts.
 
         `sampling` is one for all or one each; None = the checkpoint's defaults. Raises RequestError for a prompt that
-        cannot be answered, and then answers none.
+        cannot be answered, and NotFinite where the model computes garbage; then it answers none.
         """
         if isinstance(prompts, str):
             raise RequestError("prompts is one string; expected a list of prompts", param="prompts")
@@ -153,6 +153,8 @@ class LLM:
                 for answer in _admitted(engine, waiting):
                     open_answers[answer.request.id] = answer
                 for event in engine.step():
+                    if isinstance(event, ErrorEvent):
+                        raise event.error
                     if isinstance(event, TokenEvent):
                         answer = open_answers[event.request_id]
                         answer.take(event)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from ling_serve.cache.layout import CacheLayout
@@ -28,6 +30,12 @@ class LatentPool:
         """Store `rows` [N, latent_width] at `write_at` [N] int32 = block * block_size + offset."""
         pool = self._pools[layer]
         pool[write_at // self.block_size, write_at % self.block_size] = rows.astype(pool.dtype)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Fill blocks with zeros in every layer."""
+        index = mx.array(list(blocks), dtype=mx.int32)
+        for pool in self._pools.values():
+            pool[index] = mx.array(0, dtype=pool.dtype)
 
     def pages(self, layer: int, page_ids: mx.array) -> mx.array:
         """Gather `page_ids` [r, b] int32 → [r, b * block_size, latent_width], in page order."""

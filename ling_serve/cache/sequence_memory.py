@@ -51,7 +51,8 @@ class ReleaseLedger:
 class SequenceMemory:
     """Blocks and one state slot per sequence.
 
-    `on_slot_freed` is called with each slot that is free again, before anyone can take it.
+    Before anyone else can have them, `on_slot_freed` gets each slot that is free again, and `clear_blocks` blocks in
+    which there may be numbers that are not finite.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class SequenceMemory:
         block_size: int,
         num_slots: int,
         on_slot_freed: Callable[[int], None] = lambda slot: None,
+        clear_blocks: Callable[[list[int]], None] = lambda blocks: None,
     ) -> None:
         self._blocks = BlockAllocator(num_blocks)
         self._slots = SlotAllocator(num_slots)
         self._table = PageTable(self._blocks, block_size)
         self._slot_of: dict[str, int] = {}
         self._on_slot_freed = on_slot_freed
+        self._clear_blocks = clear_blocks
         self.ledger = ReleaseLedger()
         self.block_size = block_size
 
@@ -102,11 +105,14 @@ class SequenceMemory:
     def slot(self, seq_id: str) -> int:
         return self._slot_of[seq_id]
 
-    def release(self, seq_id: str) -> None:
-        """Take everything back from the sequence, as soon as the ledger allows."""
+    def release(self, seq_id: str, *, clear: bool = False) -> None:
+        """Take everything back from the sequence, as soon as the ledger allows.
+
+        `clear` empties its blocks: attention weighs the unused rows of a block by 0, and 0 · NaN is NaN.
+        """
         blocks = self._table.detach(seq_id)
         slot = self._slot_of.pop(seq_id, None)
-        self.ledger.release(seq_id, lambda: self._free(blocks, slot))
+        self.ledger.release(seq_id, lambda: self._free(blocks, slot, clear))
 
     def audit(self) -> None:
         """Raises InvariantViolated unless free + owned = all, for blocks and for slots. For times without a step."""
@@ -121,7 +127,9 @@ class SequenceMemory:
                 f"{self.ledger.num_waiting} releases wait for a step"
             )
 
-    def _free(self, blocks: list[int], slot: int | None) -> None:
+    def _free(self, blocks: list[int], slot: int | None, clear: bool) -> None:
+        if clear and blocks:
+            self._clear_blocks(blocks)
         self._blocks.free(blocks)
         if slot is not None:
             self._on_slot_freed(slot)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 from ling_serve.cache import Caches, SequenceMemory
 from ling_serve.cache.budget import Row
 from ling_serve.config import EngineOptions
 from ling_serve.engine.admission import check_request
-from ling_serve.engine.events import AbortedEvent, Event
+from ling_serve.engine.events import AbortedEvent, ErrorEvent, Event
 from ling_serve.engine.request import Request, SamplingParams
 from ling_serve.engine.runner import Model, Runner
 from ling_serve.engine.sampler import Sampler
 from ling_serve.engine.scheduler import Scheduler
 from ling_serve.engine.stats import Counters, EngineStats
-from ling_serve.errors import InvariantViolated, RequestError
+from ling_serve.errors import CheckpointError, InvariantViolated, RequestError
+
+log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 64
 
@@ -41,6 +44,7 @@ class Engine:
             caches.latents.block_size,
             min(caches.states.num_slots, options.max_num_seqs),
             on_slot_freed=caches.states.reset,
+            clear_blocks=caches.latents.clear,
         )
         self._scheduler = Scheduler(options, self._memory, max_model_len)
         self._runner = Runner(model, caches, self._memory, Sampler(vocab_size))
@@ -76,18 +80,25 @@ class Engine:
         samples = self._runner.collect(launched)
         events = self._scheduler.commit(batch, samples)
         for event in events:
-            if event.finish is not None:
+            if isinstance(event, ErrorEvent):
+                log.warning("request %s failed: %s", event.request_id, event.error)
+            if isinstance(event, ErrorEvent) or event.finish is not None:
                 self._runner.forget(event.request_id)
         self._audit_if_idle()
         return list[Event](events)
 
     def warm_up(self) -> None:
-        """Run a short prompt and a decode step, so that whatever can fail fails before anyone is told to come."""
+        """Run a short prompt and a decode step, so that whatever can fail fails before anyone is told to come.
+
+        Raises CheckpointError for a model that computes no finite numbers.
+        """
         num_tokens = min(WARM_UP_TOKENS, self.max_model_len - 2)
         prompt = tuple(number % self.vocab_size for number in range(max(1, num_tokens)))
         self.add(Request("warm-up", prompt, SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0)))
         while self.has_work:
-            self.step()
+            for event in self.step():
+                if isinstance(event, ErrorEvent):
+                    raise CheckpointError(f"the model fails on its first prompt: {event.error}") from event.error
         self._scheduler.counters = Counters()
 
     def stats(self) -> EngineStats:
@@ -101,6 +112,7 @@ class Engine:
             preemptions=counters.preemptions,
             resumes=counters.resumes,
             finished=dict(counters.finished),
+            failed=counters.failed,
             aborts=dict(counters.aborts),
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ling_serve.cache import Caches, SequenceMemory
 from ling_serve.engine.batch import Batch, Piece
 from ling_serve.engine.batching import in_forward_order, pack
-from ling_serve.engine.sampler import PendingSamples, Sampled, Sampler, SamplingRow
+from ling_serve.engine.sampler import PendingSamples, Sampled, Sampler, SamplingRow, Unsampled
 from ling_serve.engine.sequence import Sequence
 from ling_serve.model.forward_batch import ForwardBatch
 
@@ -56,7 +56,7 @@ class Runner:
         mx.async_eval(self._caches.arrays(), pending.arrays() if pending else [])
         return Launched(tuple(piece.seq_id for piece in sampling), pending)
 
-    def collect(self, launched: Launched) -> dict[str, Sampled]:
+    def collect(self, launched: Launched) -> dict[str, Sampled | Unsampled]:
         """Samples by sequence id. The caches are evaluated too, so nothing of the step is left behind."""
         mx.eval(self._caches.arrays())
         if launched.pending is None:

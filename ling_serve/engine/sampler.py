@@ -16,13 +16,21 @@ from ling_serve.engine.sampling_plan import PenaltyRows, SamplingPlan, SamplingR
 from ling_serve.engine.token_counts import TokenCounts
 from ling_serve.errors import InvariantViolated
 
-__all__ = ["PendingSamples", "Sampled", "Sampler", "SamplingRow"]
+__all__ = ["PendingSamples", "Sampled", "Sampler", "SamplingRow", "Unsampled"]
 
 
 @dataclass(frozen=True)
 class Sampled:
     token: int
     logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True)
+class Unsampled:
+    """A row whose logits are not finite: any token of it would be garbage."""
+
+    peak: float
+    """Its largest logit: infinite, or not a number if any of the row is."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +100,15 @@ class Sampler:
             counts=self._counts.add(plan.penalties.group.take(tokens)) if plan.penalties is not None else None,
         )
 
-    def collect(self, pending: PendingSamples) -> list[Sampled]:
-        """Wait for a launched step and bring its tokens to the host, in the order of its rows.
-
-        Raises InvariantViolated for a row whose logits are not finite: any token of it would be garbage.
-        """
+    def collect(self, pending: PendingSamples) -> list[Sampled | Unsampled]:
+        """Wait for a launched step and bring its tokens to the host, in the order of its rows."""
         mx.eval(*pending.arrays())
-        _require_finite(pending)
         logprobs = _collect_logprobs(pending)
-        tokens = cast(list[int], pending.tokens.tolist())
-        return [Sampled(token, logprobs.get(number)) for number, token in enumerate(tokens)]
+        tokens, peaks = cast(list[int], pending.tokens.tolist()), cast(list[float], pending.peaks.tolist())
+        return [
+            Sampled(token, logprobs.get(number)) if math.isfinite(peak) else Unsampled(peak)
+            for number, (token, peak) in enumerate(zip(tokens, peaks, strict=True))
+        ]
 
     def forget(self, key: str) -> None:
         """Drop what is kept about a sequence; one that is unknown is fine."""
@@ -130,13 +137,6 @@ def _choose(scores: mx.array, plan: SamplingPlan, rows: Sequence[SamplingRow]) -
         positions = [len(rows[number].output) for number in group.rows]
         tokens = group.put(tokens, draw(group.take(scores), draws, positions))
     return tokens.astype(mx.int32)
-
-
-def _require_finite(pending: PendingSamples) -> None:
-    peaks = cast(list[float], pending.peaks.tolist())
-    for row, peak in zip(pending.plan.rows, peaks, strict=True):
-        if not math.isfinite(peak):
-            raise InvariantViolated(f"logits of sequence {row.key!r} are not finite: their largest is {peak}")
 
 
 def _collect_logprobs(pending: PendingSamples) -> dict[int, TokenLogprobs]:

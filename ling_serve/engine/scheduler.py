@@ -10,12 +10,12 @@ from itertools import count
 from ling_serve.cache import SequenceMemory
 from ling_serve.config import EngineOptions
 from ling_serve.engine.batch import Batch, Piece
-from ling_serve.engine.events import TokenEvent
+from ling_serve.engine.events import ErrorEvent, TokenEvent
 from ling_serve.engine.request import FinishReason, Request
-from ling_serve.engine.sampler import Sampled
+from ling_serve.engine.sampler import Sampled, Unsampled
 from ling_serve.engine.sequence import Sequence, Status
 from ling_serve.engine.stats import Counters
-from ling_serve.errors import InvariantViolated, QueueFull
+from ling_serve.errors import InvariantViolated, NotFinite, QueueFull
 
 AGEING = 0.25
 """Each step a prompt waits counts like this fraction of a step's tokens less to compute, so that every prompt's turn
@@ -103,13 +103,16 @@ class Scheduler:
         self._launched.append(_Launched(batch, tuple(self._live[piece.seq_id] for piece in pieces)))
         return batch
 
-    def commit(self, batch: Batch, samples: Mapping[str, Sampled]) -> list[TokenEvent]:
-        """Take in the results of the oldest launched batch: one sample for each piece with `samples` set."""
+    def commit(self, batch: Batch, samples: Mapping[str, Sampled | Unsampled]) -> list[TokenEvent | ErrorEvent]:
+        """Take in the results of the oldest launched batch: one sample for each piece with `samples` set.
+
+        A sequence without a token to take ends there, alone.
+        """
         launched = self._launched.popleft()
         if {piece.seq_id for piece in batch.pieces} != {piece.seq_id for piece in launched.batch.pieces}:
             raise InvariantViolated("batches must be committed in the order in which they were scheduled")
         owners = {sequence.id: sequence for sequence in launched.sequences}
-        events = list[TokenEvent]()
+        events = list[TokenEvent | ErrorEvent]()
         for piece in batch.pieces:
             sequence = owners[piece.seq_id]
             if sequence.status is Status.ENDED:  # aborted since the launch
@@ -121,7 +124,10 @@ class Scheduler:
             sequence.advance(piece.length)
             self.counters.computed_tokens += piece.length
             if piece.samples:
-                events.append(self._take(sequence, samples[piece.seq_id]))
+                sample = samples[piece.seq_id]
+                events.append(
+                    self._take(sequence, sample) if isinstance(sample, Sampled) else self._fail(sequence, sample)
+                )
         self._memory.ledger.collect()
         return events
 
@@ -195,8 +201,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.counters.preemptions += 1
-        self._running.remove(sequence)
-        self._memory.release(sequence.id)
+        self._release(sequence)
         sequence.preempt()
         self._queue.append(sequence)
 
@@ -209,10 +214,25 @@ class Scheduler:
             self._end(sequence)
         return TokenEvent(sequence.id, sample.token, sample.logprobs, finish, finish is FinishReason.STOP)
 
+    def _fail(self, sequence: Sequence, row: Unsampled) -> ErrorEvent:
+        self.counters.failed += 1
+        self._end(sequence)
+        return ErrorEvent(
+            sequence.id,
+            NotFinite(
+                f"the model's output is not finite (largest logit {row.peak}) after {len(sequence.tokens)} tokens; "
+                "expected finite numbers: if this happens often, restart the server with another --dtype"
+            ),
+        )
+
+    def _release(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        in_flight = any(sequence in launched.sequences for launched in self._launched)
+        self._memory.release(sequence.id, clear=sequence.is_unproven or in_flight)
+
     def _end(self, sequence: Sequence) -> None:
         if sequence in self._running:
-            self._running.remove(sequence)
-            self._memory.release(sequence.id)
+            self._release(sequence)
         else:
             self._queue.remove(sequence)
         del self._live[sequence.id]

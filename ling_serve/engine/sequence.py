@@ -35,6 +35,8 @@ class Sequence:
         self.computed = 0
         """Tokens whose latents and states are in the caches."""
         self.status = Status.QUEUED
+        self.is_unproven = False
+        """Nothing was sampled since tokens were last computed: what the caches hold of them may not be finite."""
 
     @property
     def remaining(self) -> int:
@@ -42,15 +44,18 @@ class Sequence:
 
     def preempt(self) -> None:
         self.computed = 0
+        self.is_unproven = False
         self.status = Status.PREEMPTED
 
     def advance(self, length: int) -> None:
         """A step computed `length` more tokens."""
         self.computed += length
+        self.is_unproven = True
         self.status = Status.DECODE if self.remaining <= 1 and self.output else Status.PREFILL
 
     def append(self, token: int, max_model_len: int) -> FinishReason | None:
         """Add a sampled token, and say why the sequence ends with it, if it does."""
+        self.is_unproven = False
         self.tokens.append(token)
         self.output.append(token)
         self.status = Status.DECODE

@@ -25,6 +25,8 @@ class EngineStats:
     preemptions: int
     resumes: int
     finished: Mapping[FinishReason, int]
+    failed: int
+    """Sequences that ended because their logits were not finite."""
     aborts: Mapping[Status, int]
     """By the state the sequence was in."""
     running: int
@@ -44,5 +46,6 @@ class Counters:
     generated_tokens: int = 0
     preemptions: int = 0
     resumes: int = 0
+    failed: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter[FinishReason])
     aborts: Counter[Status] = field(default_factory=Counter[Status])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ling_serve.engine.request import SamplingParams
-from ling_serve.engine.sampler import Sampled, Sampler, SamplingRow
+from ling_serve.engine.sampler import Sampled, Sampler, SamplingRow, Unsampled
 from ling_serve.engine.sampling_arrays import gumbel, random_word
 from ling_serve.engine.sampling_plan import TOP_WINDOW
 from ling_serve.errors import InvariantViolated
@@ -271,16 +271,19 @@ def test_noise_is_gumbel():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, replace(PLAIN, top_k=3, top_p=0.5)])
-def test_logits_that_are_not_finite_are_reported_by_name(bad: float, params: SamplingParams):
-    logits = random_logits(3)
+def test_a_row_that_is_not_finite_is_left_without_a_token_and_the_others_get_theirs(bad: float, params: SamplingParams):
+    logits, rows = random_logits(3), [row(params, key) for key in ("first", "second", "third")]
+    healthy = sample(logits, rows)
     logits[1, 77] = bad
-    with pytest.raises(InvariantViolated, match="'second'"):
-        sample(logits, [row(params, key) for key in ("first", "second", "third")])
+    first, second, third = sample(logits, rows)
+    assert [first, third] == [healthy[0], healthy[2]]
+    assert isinstance(second, Unsampled)
+    assert not math.isfinite(second.peak)
 
 
-def test_a_row_of_nothing_but_minus_infinity_is_reported():
-    with pytest.raises(InvariantViolated, match="not finite"):
-        sample(np.full((1, VOCAB), -np.inf, dtype=np.float32), [row(PLAIN)])
+def test_a_row_of_nothing_but_minus_infinity_is_left_without_a_token():
+    [only] = sample(np.full((1, VOCAB), -np.inf, dtype=np.float32), [row(PLAIN)])
+    assert only == Unsampled(-math.inf)
 
 
 def test_logits_of_another_shape_are_refused():
