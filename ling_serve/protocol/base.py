@@ -126,11 +126,15 @@ def number(low: float, high: float, *, above_low: bool = False) -> BeforeValidat
         expected = f"a number {start} to {high:g}"
 
     def check(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ExpectationError(expected)
-        if value < low or value > high or (above_low and value == low):
+        try:
+            real = float(value)
+        except OverflowError:  # JSON integers have no limit
+            real = math.inf
+        if not math.isfinite(real) or real < low or real > high or (above_low and real == low):
             raise ExpectationError(expected)
-        return float(value)
+        return real
 
     return BeforeValidator(check)
 

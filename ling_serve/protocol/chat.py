@@ -38,10 +38,11 @@ def _text_of_part(part: object) -> str:
     if isinstance(part, str):
         return part
     fields = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {})
-    kind = fields.get("type")
+    given = fields.get("type")
+    kind = given if isinstance(given, str) else ""
     if kind in _NO_TEXT:
         raise RequestError(f"a message holds a part of type {kind!r}; the model reads text only", param="messages")
-    text = fields.get(_TEXT_FIELDS[kind]) if isinstance(kind, str) and kind in _TEXT_FIELDS else None
+    text = fields.get(_TEXT_FIELDS[kind]) if kind in _TEXT_FIELDS else None
     if not isinstance(text, str):
         raise ExpectationError('a string or a list of parts {"type": "text", "text": "…"}')
     return text

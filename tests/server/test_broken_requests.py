@@ -54,6 +54,11 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
         "messages",
         "'image_url'",
     ),
+    "a part whose type is no text": (
+        {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "hi"}]}]},
+        "messages[0].content",
+        "parts",
+    ),
     "a part without text": (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         "messages[0].content",
@@ -66,6 +71,9 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "temperature too high": ({"temperature": 2.5}, "temperature", "2.5; expected a number from 0 to 2"),
     "temperature as text": ({"temperature": "hot"}, "temperature", "'hot'"),
+    "temperature beyond a float": ({"temperature": 10**400}, "temperature", "expected a number from 0 to 2"),
+    "repetition_penalty beyond a float": ({"repetition_penalty": 10**400}, "repetition_penalty", "above 0"),
+    "penalty below a float": ({"presence_penalty": -(10**400)}, "presence_penalty", "from -2 to 2"),
     "top_p zero": ({"top_p": 0}, "top_p", "above 0"),
     "top_k below -1": ({"top_k": -2}, "top_k", "at least -1"),
     "min_p above 1": ({"min_p": 1.5}, "min_p", "from 0 to 1"),
