@@ -46,6 +46,18 @@ def test_one_shot_and_chunked(name: str) -> None:
     assert max(errors.values()) <= TOLERANCE
 
 
+def test_a_prompt_of_several_long_chunks() -> None:
+    """Long enough that chunks of 512 begin inside the prompt, at offsets that no block or KDA chunk divides."""
+    values = small_config(**GRID["yarn"])
+    tokens = random_tokens(700, seed=9)
+    expected = mlx_lm_logits(values, tokens)
+    model, config = random_model(values), ModelConfig.from_dict(values)
+    for chunk in (700, 512, 333, 64):
+        error = relative_rms(PackedRun(model, config).feed({"only": tokens}, chunk)["only"], expected)
+        print(chunk, f"{error:.1e}")
+        assert error <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["q_lora", "direct_q", "tail_of_mla", "yarn"])
 def test_packed_sequences(name: str) -> None:
     """Sequences that join one after the other, in mixed steps, with scattered pages; unowned pages hold 1e30."""
