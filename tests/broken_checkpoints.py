@@ -108,6 +108,16 @@ BROKEN: dict[str, tuple[Break, type[CheckpointError], list[str]]] = {
     # The folder.
     "config.json missing": (lambda f: (f / "config.json").unlink(), CheckpointError, ["config.json", "does not exist"]),
     "config.json no JSON": (edit_file("config.json", lambda b: b[:-9]), CheckpointError, ["config.json", "JSON"]),
+    "config.json nested too deep": (
+        edit_file("config.json", lambda b: b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        CheckpointError,
+        ["config.json", "JSON"],
+    ),
+    "config.json with a number of 5,000 digits": (
+        edit_file("config.json", lambda b: b.replace(b"320", b"3" * 5000)),
+        CheckpointError,
+        ["config.json", "JSON"],
+    ),
     "config.json a list": (edit_file("config.json", lambda b: b"[]"), CheckpointError, ["config.json", "list"]),
     "config.json not UTF-8": (edit_file("config.json", lambda b: b'{"\xff"}'), CheckpointError, ["config.json"]),
     "empty folder": (lambda f: [p.unlink() for p in f.iterdir()], CheckpointError, ["no *.safetensors"]),
@@ -123,6 +133,12 @@ BROKEN: dict[str, tuple[Break, type[CheckpointError], list[str]]] = {
     "field missing": (edit_config(lambda c: c.pop("kv_lora_rank")), ConfigFieldError, ["kv_lora_rank", "missing"]),
     "field negative": (set_field(hidden_size=-64), ConfigFieldError, ["hidden_size", "-64"]),
     "field zero": (set_field(num_attention_heads=0), ConfigFieldError, ["num_attention_heads", "0"]),
+    "field beyond a float": (set_field(rms_norm_eps=10**400), ConfigFieldError, ["rms_norm_eps", "a finite number"]),
+    "limit beyond a float": (
+        set_field(expert_swiglu_limit_list=[10**400]),
+        ConfigFieldError,
+        ["expert_swiglu_limit_list", "a list"],
+    ),
     "field a string": (set_field(num_experts="8"), ConfigFieldError, ["num_experts", "'8'"]),
     "one layer too few": (
         add("model.layers.4.input_layernorm.weight", 64),
@@ -131,6 +147,11 @@ BROKEN: dict[str, tuple[Break, type[CheckpointError], list[str]]] = {
     ),
     "one layer too many": (set_field(num_hidden_layers=5), WeightsError, ["num_hidden_layers is 5", "layer 4"]),
     "thousands of layers": (set_field(num_hidden_layers=10**4), WeightsError, ["num_hidden_layers is 10000"]),
+    "layers beyond any memory": (
+        set_field(num_hidden_layers=1 << 33),
+        ConfigFieldError,
+        ["num_hidden_layers", str(1 << 33), "10000"],
+    ),
     "a million experts": (
         set_field(num_experts=10**6),
         WeightsError,

@@ -24,6 +24,9 @@ ARCHITECTURE = "BailingMoeV3ForCausalLM"
 LEAST_KDA_LOWER_BOUND = -10.0
 """Below this, decays of a 16-token block span more than e^±80 and leave the range of float32."""
 
+MOST_LAYERS = 10_000
+"""More are a damaged number: planning them takes memory before any tensor could contradict it."""
+
 _QUANTISED_CACHE_KEYS = (
     "turboquant",
     "turboquant_config",
@@ -146,7 +149,7 @@ class ModelConfig:
             values = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise CheckpointError(f"{file} does not exist; expected a checkpoint folder with a config.json") from error
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{file} holds a JSON {type(values).__name__}; expected an object")
@@ -331,6 +334,8 @@ def _rope_scaling(fields: FieldReader) -> RopeScaling:
 def _plan_layers(fields: FieldReader) -> tuple[LayerPlan, ...]:
     """Each group of `layer_group_size` layers ends in MLA; so do all layers of an incomplete last group."""
     count, group = fields.integer("num_hidden_layers"), fields.integer("layer_group_size")
+    if count > MOST_LAYERS:
+        raise fields.error("num_hidden_layers", f"an integer from 1 to {MOST_LAYERS}")
     dense = fields.integer("first_k_dense_replace", least=0)
     routed = fields.limits("expert_swiglu_limit_list", count=count)
     shared = fields.limits("share_expert_swiglu_limit_list", count=count)

@@ -113,9 +113,13 @@ class FieldReader:
 
 def finite(value: object) -> float | None:
     """The value as a float, or None if it is no finite number (booleans are not numbers)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # JSON integers have no limit
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _json(value: object) -> str:

@@ -165,7 +165,7 @@ def _check_tokenizer_config(path: Path) -> None:
         return
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {_one_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds a {type(config).__name__}; expected a JSON object")

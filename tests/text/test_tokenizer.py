@@ -89,6 +89,7 @@ def test_threads_share_one_tokenizer(bpe_tokenizer: Tokenizer) -> None:
         ({"tokenizer__json": {"model": {"type": "BPE"}}}, "tokenizer.json cannot be loaded"),
         ({"tokenizer__json": {"model": {"type": "Unheard", "vocab": {}}}}, "tokenizer.json cannot be loaded"),
         ({"tokenizer_config__json": "{"}, "tokenizer_config.json is not readable JSON"),
+        ({"tokenizer_config__json": "[" * 100_000 + "]" * 100_000}, "tokenizer_config.json is not readable JSON"),
         ({"tokenizer_config__json": []}, "tokenizer_config.json holds a list"),
         ({"tokenizer_config__json": {"chat_template": 3}}, "chat_template is '3'"),
         ({"tokenizer_config__json": {"chat_template": [{"name": "default"}]}}, "`name` and `template`"),
