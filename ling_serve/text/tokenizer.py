@@ -65,18 +65,11 @@ class Tokenizer:
 
         Raises `CheckpointError` naming the file that is missing or broken.
         """
-        if not path.is_dir():
-            raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder that holds {TOKENIZER_FILE}")
+        try:
+            source = _tokenizer_file(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {_one_line(error)}") from error
         _check_tokenizer_config(path / TOKENIZER_CONFIG_FILE)
-        if (path / TOKENIZER_FILE).is_file():
-            source = TOKENIZER_FILE
-        elif (path / SENTENCEPIECE_FILE).is_file():
-            source = SENTENCEPIECE_FILE
-        else:
-            raise CheckpointError(
-                f"{path} holds no {TOKENIZER_FILE} (nor {SENTENCEPIECE_FILE}); copy the tokenizer files of the "
-                "original checkpoint into it"
-            )
         try:
             pretrained = _load(path, source)
         except Exception as error:
@@ -91,7 +84,9 @@ class Tokenizer:
         templates need; without it they are spelled out as ordinary text. Lone surrogates become U+FFFD.
         """
         backend = self._backend if parse_special else self._without_added_tokens()
-        return backend.encode(_well_formed(text), add_special_tokens=add_special).ids
+        # A batch of one: `encode` keeps the interpreter to itself, a second and more for a megabyte.
+        [encoding] = backend.encode_batch_fast([_well_formed(text)], add_special_tokens=add_special)
+        return encoding.ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False, continuing: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing.
@@ -123,6 +118,18 @@ class Tokenizer:
                 state["added_tokens"] = []
                 self._plain_backend = type(self._backend).from_str(json.dumps(state))
             return self._plain_backend
+
+
+def _tokenizer_file(path: Path) -> str:
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder that holds {TOKENIZER_FILE}")
+    for name in (TOKENIZER_FILE, SENTENCEPIECE_FILE):
+        if (path / name).is_file():
+            return name
+    raise CheckpointError(
+        f"{path} holds no {TOKENIZER_FILE} (nor {SENTENCEPIECE_FILE}); copy the tokenizer files of the original "
+        "checkpoint into it"
+    )
 
 
 def _load(path: Path, source: str) -> PretrainedTokenizer:

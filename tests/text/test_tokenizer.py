@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_half_a_surrogate_pair_is_replaced(byte_tokenizer: Tokenizer) -> None:
     assert byte_tokenizer.decode(byte_tokenizer.encode("\ud83d\ude00")) == "\U0001f600"
 
 
+def test_other_threads_go_on_while_a_long_text_is_encoded(byte_tokenizer: Tokenizer) -> None:
+    turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(byte_tokenizer.encode, "long " * 200_000)
+        while not encoding.done():
+            time.sleep(0.001)
+            turns += 1
+    print(f"{turns} turns")
+    assert len(encoding.result()) == 1_000_000
+    assert turns > 15
+
+
 def test_long_texts_are_not_truncated(checkpoint_with: MakeCheckpoint, byte_checkpoint: Path) -> None:
     backend = Backend.from_file(str(byte_checkpoint / "tokenizer.json"))
     backend.enable_truncation(16)
@@ -103,6 +116,17 @@ def test_broken_files_are_named(checkpoint_with: MakeCheckpoint, files: dict[str
         Tokenizer.from_checkpoint(path)
     assert said in caught.value.message
     assert str(path) in caught.value.message
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusal is played."""
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*Permission denied"):
+        Tokenizer.from_checkpoint(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
