@@ -156,7 +156,7 @@ def _checked(expected: str) -> Callable[[Callable[[str], Value]], Callable[[str]
         def checked(text: str) -> Value:
             try:
                 return read(text)
-            except (ValueError, OSError):
+            except (ValueError, OSError, RecursionError):
                 raise argparse.ArgumentTypeError(f"{text!r} given; expected {expected}") from None
 
         return checked

@@ -56,6 +56,7 @@ def test_every_flag(tmp_path: Path) -> None:
         (["m", "--tensor-parallel-size", "2"], "--tensor-parallel-size is 2; expected 1"),
         (["m", "--speculative-config", '{"method": "mtp"}'], "--speculative-config asks for speculative decoding"),
         (["m", "--speculative-config", "{"], "argument --speculative-config: '{' given; expected JSON"),
+        (["m", "--default-chat-template-kwargs", '{"a":' + "[" * 50_000], "expected a JSON object"),
         (["m", "--default-chat-template-kwargs", "[1]"], "argument --default-chat-template-kwargs: '[1]' given"),
         (["m", "--chat-template", "/nowhere.jinja"], "argument --chat-template: '/nowhere.jinja' given"),
         (["m", "--api-key", " "], "argument --api-key: ' ' given; expected a key that is not empty"),
