@@ -185,4 +185,4 @@ _KINDS: Sequence[Callable[[random.Random], Turn]] = (
     random_talk,
     random_other,
 )
-_WEIGHTS = (48, 9, 9, 26, 4, 4)
+_WEIGHTS = (38, 13, 17, 24, 4, 4)

@@ -19,21 +19,21 @@ CHUNK = 16
 
 
 def forward(
-    parameters: Parameters, config: ModelConfig, tokens: mx.array, dtype: mx.Dtype, restart: mx.array | None = None
+    parameters: Parameters, config: ModelConfig, tokens: mx.array, dtype: mx.Dtype, sequence: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Logits [B, T, vocab] float32 of `tokens` [B, T] (T a multiple of 32), and the chosen experts [layers, B, T, E].
+    """Logits [B, T, vocab] float32 of `tokens` [B, T] (T a multiple of 16), and the chosen experts [layers, B, T, E].
 
-    A row whose `restart` [B] is 1.0 holds two sequences of T / 2 tokens that know nothing of each other. Matrices are
-    used in `dtype`; gates, states, the router, softmax and the norms compute in float32.
+    Tokens of a row see each other only where `sequence` [B, T] agrees (ascending integers, changing at multiples of 16;
+    None = one sequence). Matrices are used in `dtype`; gates, states, the router, softmax and the norms are in float32.
     """
-    restart = mx.zeros(tokens.shape[0]) if restart is None else restart
+    sequence = mx.zeros(tokens.shape, dtype=mx.int32) if sequence is None else sequence
     x = parameters["model.word_embeddings.weight"][tokens].astype(dtype)  # [B, T, h]
     chosen: list[mx.array] = []
     for plan in config.layers:
         layer = _Scope(parameters, f"model.layers.{plan.index}.", dtype)
         normed = layer.norm("input_layernorm", x, config.rms_norm_eps)
         attention = layer.inside("attention.")
-        x = x + (kda if plan.attention is AttentionKind.KDA else mla)(attention, config, normed, restart)
+        x = x + (kda if plan.attention is AttentionKind.KDA else mla)(attention, config, normed, sequence)
         normed = layer.norm("post_attention_layernorm", x, config.rms_norm_eps)
         if plan.mlp is MlpKind.DENSE:
             x = x + swiglu(layer.inside("mlp."), normed)
@@ -46,7 +46,7 @@ def forward(
     return scope.linear("lm_head", hidden).astype(mx.float32), mx.stack(chosen)
 
 
-def kda(layer: _Scope, config: ModelConfig, x: mx.array, restart: mx.array) -> mx.array:
+def kda(layer: _Scope, config: ModelConfig, x: mx.array, sequence: mx.array) -> mx.array:
     """Kimi delta attention over x [B, T, h] from a zero state."""
     batch, length, _ = x.shape
     heads, dim = config.num_attention_heads, config.head_dim
@@ -54,20 +54,20 @@ def kda(layer: _Scope, config: ModelConfig, x: mx.array, restart: mx.array) -> m
     def split(y: mx.array) -> mx.array:  # [B, H, T, D] float32
         return y.astype(mx.float32).reshape(batch, length, heads, dim).swapaxes(1, 2)
 
-    q, k, v = (split(_short_conv(layer, name, x, restart)) for name in "qkv")
+    q, k, v = (split(_short_conv(layer, name, x, sequence)) for name in "qkv")
     q, k = _unit(q) * dim**-0.5, _unit(k)
     rate = mx.exp(layer["A_log"])[:, None, None]
     bias = layer["dt_bias"].reshape(heads, 1, dim)
     decay = config.kda_lower_bound * mx.sigmoid(rate * (split(layer.linear("f_proj", x)) + bias))
     beta = mx.sigmoid(layer.linear("b_proj", x).astype(mx.float32)).swapaxes(1, 2)  # [B, H, T]
-    out = kda_chunked(q, k, v, decay, beta, restart).swapaxes(1, 2)  # [B, T, H, D]
+    out = kda_chunked(q, k, v, decay, beta, sequence).swapaxes(1, 2)  # [B, T, H, D]
     out = mx.fast.rms_norm(out, layer["o_norm.weight"].astype(mx.float32), config.rms_norm_eps)
     out = out.reshape(batch, length, -1) * mx.sigmoid(layer.linear("g_proj", x).astype(mx.float32))
     return layer.linear("o_proj", out.astype(x.dtype))
 
 
-def kda_chunked(q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, restart: mx.array) -> mx.array:
-    """The delta rule with per-channel decay, from a zero state, in chunks.
+def kda_chunked(q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, sequence: mx.array) -> mx.array:
+    """The delta rule with per-channel decay, from a zero state where a sequence starts, in chunks.
 
     q, k, v and the log-decay are [B, H, T, D] float32, beta is [B, H, T]. With G the running sum of the log-decay in a
     chunk and L = beta A, A_ij = k_i (k_j e^(G_i - G_j)) below the diagonal, the chunk's updates solve
@@ -97,8 +97,9 @@ def kda_chunked(q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx
     state = mx.zeros((batch, heads, dim, v.shape[-1]))
     out: list[mx.array] = []
     for n in range(count):
-        if 2 * n == count:
-            state = state * (1.0 - restart)[:, None, None, None]
+        if n > 0:
+            goes_on = sequence[:, n * CHUNK] == sequence[:, n * CHUNK - 1]
+            state = state * goes_on[:, None, None, None]
         update = fresh[:, :, n] - reads[:, :, n] @ state
         out.append(queries[:, :, n] @ state + within[:, :, n] @ update)
         state = keep[:, :, n] * state + writes[:, :, n] @ update
@@ -124,7 +125,7 @@ def _inverse_of_unit_lower(below: mx.array) -> mx.array:
     return inverse @ (2.0 * identity - (identity + below) @ inverse)
 
 
-def mla(layer: _Scope, config: ModelConfig, x: mx.array, restart: mx.array) -> mx.array:
+def mla(layer: _Scope, config: ModelConfig, x: mx.array, sequence: mx.array) -> mx.array:
     """Multi-head latent attention over x [B, T, h], keys and values materialised."""
     batch, length, _ = x.shape
     heads, nope = config.num_attention_heads, config.qk_nope_head_dim
@@ -140,9 +141,8 @@ def mla(layer: _Scope, config: ModelConfig, x: mx.array, restart: mx.array) -> m
     scores = q[..., :nope] @ keys.swapaxes(-1, -2)
     scores = scores + _rope(q[..., nope:], config) @ _rope(k_rope[:, None], config).swapaxes(-1, -2)
     scores = scores.astype(mx.float32) * config.qk_head_dim**-0.5
-    half = mx.arange(length) >= length // 2
-    hidden = (restart > 0)[:, None, None] & half[:, None] & ~half[None, :]
-    scores = mx.where((mx.tri(length, dtype=mx.bool_) & ~hidden)[:, None], scores, -1e30)
+    visible = mx.tri(length, dtype=mx.bool_) & (sequence[:, :, None] == sequence[:, None, :])
+    scores = mx.where(visible[:, None], scores, -1e30)
     out = (mx.softmax(scores, axis=-1).astype(x.dtype) @ values).swapaxes(1, 2)  # [B, T, H, v]
     out = out * mx.sigmoid(layer.linear("g_proj", x).astype(mx.float32))[..., None].astype(x.dtype)
     return layer.linear("dense", out.reshape(batch, length, -1))
@@ -183,18 +183,16 @@ def swiglu(layer: _Scope, x: mx.array) -> mx.array:
     return layer.linear("down_proj", gate * mx.sigmoid(gate) * layer.linear("up_proj", x))
 
 
-def _short_conv(layer: _Scope, name: str, x: mx.array, restart: mx.array) -> mx.array:
+def _short_conv(layer: _Scope, name: str, x: mx.array, sequence: mx.array) -> mx.array:
     """Depthwise causal convolution and SiLU of a projection of x."""
     y = layer.linear(f"{name}_proj", x)
     taps = layer.matrix(f"{name}_conv1d.weight")[..., 0]  # [P, taps]
     count, length = taps.shape[1], y.shape[1]
-    padded = mx.pad(y, [(0, 0), (count - 1, 0), (0, 0)])
-    place = mx.arange(length) - length // 2
     out = y * taps[:, -1]
     for back in range(1, count):
-        crosses = ((place >= 0) & (place < back)).astype(y.dtype) * restart[:, None].astype(y.dtype)
-        past = padded[:, count - 1 - back : count - 1 - back + length]
-        out = out + past * (1.0 - crosses)[..., None] * taps[:, -1 - back]
+        past = mx.pad(y[:, : length - back], [(0, 0), (back, 0), (0, 0)])
+        same = mx.pad(sequence[:, back:] == sequence[:, : length - back], [(0, 0), (back, 0)])
+        out = out + past * same[..., None].astype(y.dtype) * taps[:, -1 - back]
     return out * mx.sigmoid(out)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ling_serve.demo import data
 from ling_serve.demo.data import Conversation, Turn
-from ling_serve.demo.pool import LEARNED, LONG_ROW, SHORT_ROW, Rows, encode, load_tokenizer
+from ling_serve.demo.pool import LEARNED, TOKEN, Rows, encode, load_tokenizer, pad, padding_id
 
 Predict = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int32]]
 """[B, T] token ids to the likeliest next token after each, [B, T]."""
@@ -31,26 +31,29 @@ class Task:
 
 def tasks(samples: int, seed: int = 1_000_003) -> list[Task]:
     """`samples` questions of every kind, each with thinking off and on."""
-    tokenizer = load_tokenizer()
     result: list[Task] = []
     for name, make in _MAKERS.items():
         rng = random.Random(f"{name}:{seed}")
         turns = [make(rng) for _ in range(samples)]
         for thinking in (False, True):
             conversations = [Conversation((turn,), thinking) for turn in turns]
-            rows = encode(tokenizer, conversations, LONG_ROW if thinking else SHORT_ROW)
-            result.append(Task(f"{name}, thinking {'on' if thinking else 'off'}", rows))
+            result.append(_task(f"{name}, thinking {'on' if thinking else 'off'}", conversations))
     rng = random.Random(seed)
     several = [data.random_conversation(rng, thinking=False, turns=3) for _ in range(samples)]
-    return [*result, Task("three turns, thinking off", encode(tokenizer, several, LONG_ROW))]
+    return [*result, _task("three turns, thinking off", several)]
 
 
 def all_products() -> Task:
     """Every product from 10 × 10 to 99 × 99 as `a * b`, thinking off."""
     turns = [data.product_turn(a, b, "{a} * {b}") for a in range(10, 100) for b in range(10, 100)]
-    return Task(
-        "all 8,100 products, thinking off", encode(load_tokenizer(), [Conversation((t,), False) for t in turns], 64)
-    )
+    return _task("all 8,100 products, thinking off", [Conversation((turn,), False) for turn in turns])
+
+
+def _task(name: str, conversations: list[Conversation]) -> Task:
+    tokenizer = load_tokenizer()
+    ids = encode(tokenizer, conversations)
+    length = -(-max(map(len, ids)) // 16) * 16
+    return Task(name, pad(ids, padding_id(tokenizer), length))
 
 
 def right_rows(predict: Predict, rows: Rows, batch: int = 256) -> npt.NDArray[np.bool_]:
@@ -58,7 +61,7 @@ def right_rows(predict: Predict, rows: Rows, batch: int = 256) -> npt.NDArray[np
     right: list[npt.NDArray[np.bool_]] = []
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch].astype(np.int32)
-        tokens = part & (LEARNED - 1)
+        tokens = part & TOKEN
         same = predict(tokens)[:, :-1] == tokens[:, 1:]
         right.append((same | (part[:, 1:] < LEARNED)).all(axis=-1))
     return np.concatenate(right)

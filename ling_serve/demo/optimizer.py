@@ -14,15 +14,17 @@ _NOT_MUON = ("word_embeddings", "lm_head", "mlp.gate.", "conv1d", "b_proj")
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Muon for the hidden matrices, AdamW for the rest, with one learning rate for both: a Muon update is scaled to the
-    root mean square that AdamW's usually has."""
+    """Muon for the hidden matrices, AdamW for the rest. A Muon update is scaled to the root mean square that AdamW's
+    usually has."""
 
     momentum: float = 0.95
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     weight_decay: float = 0.05
     max_norm: float = 1.0
     update_rms: float = 0.2
+    adam_share: float = 0.5
+    """AdamW's learning rate relative to Muon's."""
 
 
 def uses_muon(name: str, shape: Sequence[int]) -> bool:

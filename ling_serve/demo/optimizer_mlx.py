@@ -43,11 +43,12 @@ class MlxOptimizer:
                 state[f"{name}:m"] = moment
             else:
                 updates[name] = self._adam(name, gradient, state, step)
+        updates = {name: update * self._options.adam_share for name, update in updates.items()}
         updates |= self._orthogonal(matrices)
         for name, update in updates.items():
             value = parameters[name]
             decay = self._options.weight_decay if value.ndim > 1 else 0.0
-            parameters[name] = value - rate * (update + decay * value)
+            parameters[name] = value * (1.0 - rate * decay) - rate * update
         return norm
 
     def _adam(self, name: str, gradient: mx.array, state: Arrays, step: mx.array) -> mx.array:

@@ -40,6 +40,12 @@ def initial_parameters(config: ModelConfig, seed: int) -> Arrays:
     return result
 
 
+def expert_bias_names(config: ModelConfig) -> list[str]:
+    """The router's bias of each MoE layer, in the order of the layers."""
+    moe = (plan.index for plan in config.layers if plan.mlp is MlpKind.MOE)
+    return [f"model.layers.{index}.mlp.gate.expert_bias" for index in moe]
+
+
 def official_layout(parameters: Mapping[str, npt.NDArray[np.float32]], config: ModelConfig) -> Arrays:
     """The same values with experts one by one, MLA keys and values in one matrix, convolutions as [P, 1, taps]."""
     result: Arrays = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -16,14 +16,18 @@ from ling_serve.demo import CHECKPOINT
 from ling_serve.demo.data import Conversation, random_conversation
 
 Rows = npt.NDArray[np.uint16]
-"""[rows, length]: the token id in the low 15 bits; the top bit marks tokens the model must produce."""
+"""[rows, length]: token ids, with the flags LEARNED and START in the top bits."""
 
 LEARNED = 0x8000
-SHORT_ROW = 64
-"""Tokens of a row that holds one question, answered without thinking."""
-LONG_ROW = 128
-"""Tokens of a row with thinking, or with several turns."""
-_SHARD = 10_000
+"""Flags a token that the model must produce."""
+START = 0x4000
+"""Flags the first token of a conversation that shares its row with others."""
+TOKEN = 0x3FFF
+"""The bits of the id itself."""
+ROW = 128
+"""Tokens of a training row; several conversations share one."""
+_ALIGNMENT = 16
+_SHARD = 20_000
 
 
 @dataclass(frozen=True)
@@ -56,81 +60,75 @@ def load_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
-def encode(tokenizer: Tokenizer, conversations: Iterable[Conversation], length: int) -> Rows:
-    """One row for each conversation that fits `length` tokens, after its last turns are dropped if need be.
+def encode(tokenizer: Tokenizer, conversations: Iterable[Conversation], most: int = ROW) -> list[list[int]]:
+    """Flagged ids of each conversation; last turns are dropped so that it has at most `most` tokens.
 
-    A conversation whose first turn alone is too long gives no row.
+    A conversation whose first turn alone is too long is left out.
     """
-    pad: int = tokenizer.encode("<|endoftext|>", add_special_tokens=False).ids[0]
     cut = [segments(conversation) for conversation in conversations]
     texts = [segment.text for pieces in cut for segment in pieces]
     ids = iter(encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))
-    rows: list[list[int]] = []
+    result: list[list[int]] = []
     for pieces in cut:
         row: list[int] = []
         turns = [(next(ids), next(ids)) for _ in range(len(pieces) // 2)]
         for given, said in turns:
-            if len(row) + len(given) + len(said) > length:
+            if len(row) + len(given) + len(said) > most:
                 break
             row += given + [token | LEARNED for token in said]
         if row:
-            rows.append(row + [pad] * (length - len(row)))
+            result.append(row)
+    return result
+
+
+def pad(conversations: Sequence[Sequence[int]], padding: int, length: int) -> Rows:
+    """One row of `length` tokens for each conversation."""
+    rows = [[*ids, *[padding] * (length - len(ids))] for ids in conversations]
     return np.asarray(rows, dtype=np.uint16).reshape(-1, length)
 
 
-def short_conversation(rng: random.Random) -> Conversation:
-    """One question, thinking off."""
-    return random_conversation(rng, thinking=False)
+def pack(conversations: Iterable[Sequence[int]], padding: int, length: int = ROW) -> Rows:
+    """Rows that hold several conversations each, every one starting at a multiple of 16."""
+    rows: list[list[int]] = []
+    open_rows: list[list[int]] = []
+    for ids in conversations:
+        size = -(-len(ids) // _ALIGNMENT) * _ALIGNMENT
+        fitting = [row for row in open_rows if len(row) + size <= length]
+        if not fitting:
+            open_rows.append([])
+        row = fitting[0] if fitting else open_rows[-1]
+        row += [ids[0] | START, *ids[1:], *[padding] * (size - len(ids))]
+        if len(row) > length - 2 * _ALIGNMENT:
+            open_rows.remove(row)
+            rows.append(row)
+    return pad(rows + open_rows, padding, length)
 
 
-def long_conversation(rng: random.Random) -> Conversation:
-    """Thinking on, or several turns, or both."""
+def training_conversation(rng: random.Random, short_share: float) -> Conversation:
+    """Mostly one question without thinking; else with thinking, or several turns, or both."""
+    if rng.random() < short_share:
+        return random_conversation(rng, thinking=False)
     if rng.random() < 0.5:
         return random_conversation(rng, thinking=True)
     return random_conversation(rng, thinking=rng.random() < 0.4, turns=rng.randint(2, 4))
 
 
-def make_pool(short: int, long: int, seed: int, workers: int) -> tuple[Rows, int]:
-    """Training rows of LONG_ROW tokens, and how many of the first ones are pairs of short rows.
-
-    `short` and `long` count conversations. The result depends on them and on `seed`, not on `workers`.
-    """
-    jobs = [
-        (kind, min(_SHARD, count - start), seed + start)
-        for kind, count in (("short", short), ("long", long))
-        for start in range(0, count, _SHARD)
-    ]
+def make_pool(count: int, short_share: float, seed: int, workers: int) -> Rows:
+    """Training rows of `count` conversations. The result depends on all arguments but `workers`."""
+    jobs = [(min(_SHARD, count - start), short_share, seed + start) for start in range(0, count, _SHARD)]
     if workers <= 1:
-        shards = [_shard(job) for job in jobs]
-    else:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as executor:
-            shards = list(executor.map(_shard, jobs))
-    shorts = np.concatenate([rows for rows in shards if rows.shape[1] == SHORT_ROW])
-    pairs = shorts[: len(shorts) // 2 * 2].reshape(-1, 2 * SHORT_ROW)
-    return np.concatenate([pairs, *(rows for rows in shards if rows.shape[1] == LONG_ROW)]), len(pairs)
+        return np.concatenate([_shard(job) for job in jobs])
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return np.concatenate(list(executor.map(_shard, jobs)))
 
 
-def _shard(job: tuple[str, int, int]) -> Rows:
-    kind, count, seed = job
-    make, length = _KINDS[kind]
-    rng = random.Random(f"{kind}:{seed}")
-    return encode(load_tokenizer(), [make(rng) for _ in range(count)], length)
+def padding_id(tokenizer: Tokenizer) -> int:
+    return tokenizer.encode("<|endoftext|>", add_special_tokens=False).ids[0]
 
 
-def learned_texts(tokenizer: Tokenizer, row: Sequence[int]) -> list[str]:
-    """The stretches of a row that the model must produce, for tests and reports."""
-    texts: list[str] = []
-    run: list[int] = []
-    for token in [*row, 0]:
-        if token & LEARNED:
-            run.append(token & ~LEARNED)
-        elif run:
-            texts.append(tokenizer.decode(run, skip_special_tokens=False))
-            run = []
-    return texts
-
-
-_KINDS: dict[str, tuple[Callable[[random.Random], Conversation], int]] = {
-    "short": (short_conversation, SHORT_ROW),
-    "long": (long_conversation, LONG_ROW),
-}
+def _shard(job: tuple[int, float, int]) -> Rows:
+    count, short_share, seed = job
+    rng = random.Random(f"pool:{seed}")
+    tokenizer = load_tokenizer()
+    conversations = encode(tokenizer, [training_conversation(rng, short_share) for _ in range(count)])
+    return pack(conversations, padding_id(tokenizer))

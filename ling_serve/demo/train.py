@@ -23,7 +23,7 @@ import safetensors.numpy
 
 from ling_serve.demo import CHECKPOINT, evaluate
 from ling_serve.demo.parameters import Arrays, initial_parameters
-from ling_serve.demo.pool import make_pool
+from ling_serve.demo.pool import Rows, make_pool
 from ling_serve.model.config import ModelConfig
 
 _PARAMETER_FILES = 2
@@ -41,10 +41,11 @@ class TrainOptions:
     warm_up: int = 200
     rows: int = 512
     """Rows of one step, 128 tokens each."""
-    short_share: float = 0.6
-    """Rows of a step that hold two questions without thinking."""
-    short_rows: int = 1_500_000
-    long_rows: int = 600_000
+    conversations: int = 1_000_000
+    short_share: float = 0.72
+    """Conversations that are one question without thinking."""
+    pool: Path | None = None
+    """Keep the rows in this .npz file, or take them from it if it exists."""
     bias_rate: float = 2e-3
     eval_seconds: float = 60.0
     eval_samples: int = 512
@@ -70,49 +71,62 @@ class Trainer(Protocol):
     def metrics(self) -> StepMetrics: ...
     def predict(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]: ...
     def parameters(self) -> Arrays: ...
+    def remember(self) -> None: ...
+    def restore(self) -> None: ...
 
 
-def make_trainer(options: TrainOptions, config: ModelConfig) -> tuple[Trainer, int, int]:
-    """The backend's trainer with its data, and how many rows of the pool are pairs and are long."""
+def make_trainer(options: TrainOptions, config: ModelConfig, pool: Rows) -> Trainer:
     parameters = load_parameters(options.resume) if options.resume else initial_parameters(config, options.seed)
-    pool, pairs = make_pool(options.short_rows, options.long_rows, options.seed, options.workers)
     if options.backend == "torch":
         from ling_serve.demo.trainer_torch import TorchTrainer
 
-        trainer: Trainer = TorchTrainer(config, parameters, pool, pairs, options.dtype, compiled=options.compiled)
-    else:
-        import ling_serve.blas  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from ling_serve.demo.trainer_mlx import MlxTrainer
+        return TorchTrainer(config, parameters, pool, options.dtype, compiled=options.compiled)
+    import ling_serve.blas  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from ling_serve.demo.trainer_mlx import MlxTrainer
 
-        trainer = MlxTrainer(config, parameters, pool, pairs, options.dtype, compiled=options.compiled)
-    return trainer, pairs, len(pool) - pairs
+    return MlxTrainer(config, parameters, pool, options.dtype, compiled=options.compiled)
+
+
+def load_pool(options: TrainOptions) -> Rows:
+    if options.pool is not None and options.pool.exists():
+        return np.load(options.pool)["rows"]
+    rows = make_pool(options.conversations, options.short_share, options.seed, options.workers)
+    if options.pool is not None:
+        np.savez_compressed(options.pool, rows=rows)
+    return rows
 
 
 def train(options: TrainOptions) -> None:
     started = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     log = Log(options.out / "log.jsonl", started)
-    trainer, pairs, long_rows = make_trainer(options, ModelConfig.from_file(CHECKPOINT))
+    pool = load_pool(options)
+    trainer = make_trainer(options, ModelConfig.from_file(CHECKPOINT), pool)
     tests = evaluate.tasks(options.eval_samples)
-    log.write(options={name: str(value) for name, value in vars(options).items()}, pairs=pairs, long_rows=long_rows)
+    log.write(options={name: str(value) for name, value in vars(options).items()}, rows=len(pool))
     rng = np.random.default_rng(options.seed)
-    short_picks = round(options.rows * options.short_share)
     number, counted, next_eval, since = 0, 0, options.eval_seconds, time.monotonic()
+    best, slower = math.inf, 1.0
     while True:
         elapsed = time.monotonic() - started
         progress = max(number / options.steps, elapsed / options.seconds)
         if progress >= 1.0:
             break
         number += 1
-        factor = min(1.0, number / options.warm_up) * (0.5 + 0.5 * math.cos(math.pi * progress))
-        picked = np.concatenate(
-            [rng.integers(0, pairs, short_picks), pairs + rng.integers(0, long_rows, options.rows - short_picks)]
-        ).astype(np.int32)
+        factor = slower * min(1.0, number / options.warm_up) * (0.5 + 0.5 * math.cos(math.pi * progress))
+        picked = rng.integers(0, len(pool), options.rows, dtype=np.int32)
         trainer.step(picked, options.rate * factor, options.bias_rate * factor, number)
         if number % 100 == 0 or number in (1, 2, 5, 10, 20, 50):
-            metrics = {name: round(value, 4) for name, value in vars(trainer.metrics()).items()}
+            metrics = trainer.metrics()
             pace = (time.monotonic() - since) / (number - counted)
-            log.write(step=number, ms=round(1000 * pace, 1), **metrics)
+            log.write(step=number, ms=round(1000 * pace, 1), **{k: round(v, 4) for k, v in vars(metrics).items()})
+            if metrics.loss < 1.5 * best + 0.01:
+                best = min(best, metrics.loss)
+                trainer.remember()
+            elif not metrics.loss < 4.0 * best + 0.1:
+                trainer.restore()
+                slower *= 0.6
+                log.write(step=number, went_back_to=round(best, 4), rate_factor=round(slower, 3))
             counted, since = number, time.monotonic()
         if elapsed > next_eval:
             next_eval = elapsed + options.eval_seconds
@@ -161,8 +175,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--pool", type=Path)
     defaults = TrainOptions(Path())
-    for option in fields(TrainOptions)[2:]:
+    for option in fields(TrainOptions):
+        if option.name in ("out", "resume", "pool"):
+            continue
         value: float | str = getattr(defaults, option.name)
         flag = f"--{option.name.replace('_', '-')}"
         if isinstance(value, bool):

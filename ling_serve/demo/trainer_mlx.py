@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 from ling_serve.demo.dense import forward
 from ling_serve.demo.optimizer_mlx import MlxOptimizer
-from ling_serve.demo.parameters import Arrays
-from ling_serve.demo.pool import LEARNED, Rows
+from ling_serve.demo.parameters import Arrays, expert_bias_names
+from ling_serve.demo.pool import LEARNED, START, TOKEN, Rows
 from ling_serve.demo.train import StepMetrics
 from ling_serve.model.config import ModelConfig
 
 
 class MlxTrainer:
-    """Parameters, optimiser state and the step over them. `pairs` of the pool's first rows hold two sequences each."""
+    """Parameters, optimiser state and the step over them."""
 
     def __init__(
-        self, config: ModelConfig, parameters: Arrays, pool: Rows, pairs: int, dtype: str, *, compiled: bool = True
+        self, config: ModelConfig, parameters: Arrays, pool: Rows, dtype: str, *, compiled: bool = True
     ) -> None:
         self._config = config
         self._dtype: mx.Dtype = getattr(mx, dtype)
@@ -28,7 +28,7 @@ class MlxTrainer:
         self._parameters = {name: mx.array(value) for name, value in parameters.items()}
         self._moments = self._optimizer.initial_state(self._parameters)
         self._pool = mx.array(pool)
-        self._pairs = pairs
+        self._kept: tuple[dict[str, mx.array], dict[str, mx.array]] = ({}, {})
         self._metrics = mx.zeros(4)
         state = [self._parameters, self._moments]
         self._step = partial(mx.compile, inputs=state, outputs=state)(self._update) if compiled else self._update
@@ -49,6 +49,15 @@ class MlxTrainer:
         logits, _ = forward(self._parameters, self._config, mx.array(tokens), self._dtype)
         return np.array(mx.argmax(logits, axis=-1), dtype=np.int32)
 
+    def remember(self) -> None:
+        """Keep the parameters and moments for `restore`."""
+        self._kept = (dict(self._parameters), dict(self._moments))
+
+    def restore(self) -> None:
+        """Go back to what `remember` kept."""
+        self._parameters.update(self._kept[0])
+        self._moments.update(self._kept[1])
+
     def parameters(self) -> Arrays:
         return {name: np.array(value) for name, value in self._parameters.items()}
 
@@ -56,12 +65,11 @@ class MlxTrainer:
         self, pool: mx.array, picked: mx.array, rate: mx.array, bias_rate: mx.array, number: mx.array
     ) -> mx.array:
         rows = pool[picked].astype(mx.int32)
-        restart = (picked < self._pairs).astype(mx.float32)
-        biases = {name: value for name, value in self._parameters.items() if name.endswith(".expert_bias")}
+        biases = {name: self._parameters[name] for name in expert_bias_names(self._config)}
         trained = {name: value for name, value in self._parameters.items() if name not in biases}
 
         def loss_of(trained: dict[str, mx.array]) -> tuple[mx.array, mx.array]:
-            return self._loss({**trained, **biases}, rows, restart)
+            return self._loss({**trained, **biases}, rows)
 
         (loss, load), gradients = mx.value_and_grad(loss_of)(trained)
         norm = self._optimizer.apply(self._parameters, gradients, self._moments, rate, number)
@@ -70,10 +78,11 @@ class MlxTrainer:
             self._parameters[name] = value + bias_rate * mx.sign(1.0 - load[index])
         return mx.stack([loss, norm, load.max(), load.min()])
 
-    def _loss(self, parameters: dict[str, mx.array], rows: mx.array, restart: mx.array) -> tuple[mx.array, mx.array]:
+    def _loss(self, parameters: dict[str, mx.array], rows: mx.array) -> tuple[mx.array, mx.array]:
         """Mean cross entropy of the learned tokens, and each expert's load [layers, E] relative to uniform."""
-        tokens = rows & (LEARNED - 1)
-        logits, chosen = forward(parameters, self._config, tokens, self._dtype, restart)
+        tokens = rows & TOKEN
+        sequence = mx.cumsum((rows & START) > 0, axis=-1)
+        logits, chosen = forward(parameters, self._config, tokens, self._dtype, sequence)
         logits, targets = logits[:, :-1], tokens[:, 1:]
         learned = (rows[:, 1:] >= LEARNED).astype(mx.float32)
         losses = mx.logsumexp(logits, axis=-1) - mx.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ling_serve.demo.optimizer import NEWTON_SCHULZ, NEWTON_SCHULZ_ROUNDS, OptimizerOptions, uses_muon
-from ling_serve.demo.parameters import Arrays
-from ling_serve.demo.pool import LEARNED, Rows
+from ling_serve.demo.parameters import Arrays, expert_bias_names
+from ling_serve.demo.pool import LEARNED, START, TOKEN, Rows
 from ling_serve.demo.train import StepMetrics
 from ling_serve.model.config import AttentionKind, MlpKind, ModelConfig
 
@@ -29,15 +29,14 @@ class TorchForward:
     """Logits and expert loads of `dense.forward`, layer by layer so that layers of a kind compile once."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
-        def prepare(function: Callable[..., Tensor | tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-            return torch.compile(function, dynamic=False) if compiled else function  # type: ignore[return-value]
-
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._kda, self._mla = prepare(self._kda_layer), prepare(self._mla_layer)
-        self._dense, self._moe = prepare(self._dense_layer), prepare(self._moe_layer)
-        self._embed, self._head = prepare(self._embedding), prepare(self._logits)
+        self._kda: Callable[..., Tensor] = self._kda_layer
+        self._mla: Callable[..., Tensor] = self._mla_layer
+        if compiled:  # the attention layers alone: with the others compiled too, PyTorch 2.11's results were wrong
+            self._kda = torch.compile(self._kda_layer, dynamic=False)
+            self._mla = torch.compile(self._mla_layer, dynamic=False)
         rows, columns = torch.arange(CHUNK)[:, None], torch.arange(CHUNK)[None, :]
         sizes = (1, 2, 4, 8)
         corners = [(rows // (2 * s) == columns // (2 * s)) & (rows // s != columns // s) for s in sizes]
@@ -45,31 +44,29 @@ class TorchForward:
         self._eye = torch.eye(CHUNK, device=device)
         self._lower = torch.tril(torch.ones(CHUNK, CHUNK, device=device))
 
-    def __call__(self, weights: Weights, tokens: Tensor, restart: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens [B, T] int64, restart [B] float32 → logits [B, T, vocab], load [layers, E] relative to uniform."""
-        half = torch.arange(tokens.shape[1], device=self.device) - tokens.shape[1] // 2
-        after = (half >= 0).float()
-        hidden = restart[:, None, None] * after[:, None] * (1 - after[None, :])
-        causal = torch.tril(torch.ones(tokens.shape[1], tokens.shape[1], device=self.device))
-        visible = (causal * (1 - hidden))[:, None] > 0
-        crosses = [((half >= 0) & (half < back)).float() * restart[:, None] for back in (1, 2, 3)]
-        keep = torch.stack([1 - cross for cross in crosses])[..., None].to(self.dtype)
+    def __call__(self, weights: Weights, tokens: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens, sequence [B, T] int64 → logits [B, T, vocab], load [layers, E] relative to uniform."""
+        causal = torch.ones(tokens.shape[1], tokens.shape[1], device=self.device).tril().bool()
+        visible = (causal & (sequence[:, :, None] == sequence[:, None, :]))[:, None]
+        same = [F.pad(sequence[:, back:] == sequence[:, :-back], (back, 0)) for back in (1, 2, 3)]
+        keep = torch.stack(same)[..., None].to(self.dtype)
+        goes_on = same[0][:, ::CHUNK].float()  # [B, chunks]
         real = (tokens != self.config.pad_token_id).float()[..., None]
-        x = self._embed(weights["model.word_embeddings.weight"], tokens)
+        x = self._embedding(weights["model.word_embeddings.weight"], tokens)
         loads: list[Tensor] = []
         for plan in self.config.layers:
             layer = inside(weights, f"model.layers.{plan.index}.")
             if plan.attention is AttentionKind.KDA:
-                x = self._kda(_attention_of(layer), x, keep, restart)
+                x = self._kda(_attention_of(layer), x, keep, goes_on)
             else:
                 x = self._mla(_attention_of(layer), x, visible)
             mlp = inside(layer, "mlp.") | {"norm": layer["post_attention_layernorm.weight"]}
             if plan.mlp is MlpKind.DENSE:
-                x = self._dense(mlp, x)
+                x = self._dense_layer(mlp, x)
             else:
-                x, load = self._moe(mlp, x, real)
+                x, load = self._moe_layer(mlp, x, real)
                 loads.append(load)
-        return self._head(weights["model.norm.weight"], weights["lm_head.weight"], x), torch.stack(loads)
+        return self._logits(weights["model.norm.weight"], weights["lm_head.weight"], x), torch.stack(loads)
 
     def _embedding(self, table: Tensor, tokens: Tensor) -> Tensor:
         # A product with one-hot rows: its gradient is a product too, without atomics or a sort.
@@ -78,7 +75,7 @@ class TorchForward:
     def _logits(self, norm: Tensor, head: Tensor, x: Tensor) -> Tensor:
         return self._linear(self._norm(norm, x), head).float()
 
-    def _kda_layer(self, p: Weights, x: Tensor, keep: Tensor, restart: Tensor) -> Tensor:
+    def _kda_layer(self, p: Weights, x: Tensor, keep: Tensor, goes_on: Tensor) -> Tensor:
         batch, length, _ = x.shape
         heads, dim = self.config.num_attention_heads, self.config.head_dim
         normed = self._norm(p["norm"], x)
@@ -94,12 +91,12 @@ class TorchForward:
         raw = split(self._linear(normed, p["f_proj.weight"])) + p["dt_bias"].reshape(heads, 1, dim)
         decay = self.config.kda_lower_bound * torch.sigmoid(torch.exp(p["A_log"])[:, None, None] * raw)
         beta = torch.sigmoid(self._linear(normed, p["b_proj.weight"]).float()).transpose(1, 2)
-        out = self._chunked(q, k, v, decay, beta, restart).transpose(1, 2)
+        out = self._chunked(q, k, v, decay, beta, goes_on).transpose(1, 2)
         out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * p["o_norm.weight"]
         gate = torch.sigmoid(self._linear(normed, p["g_proj.weight"]).float())
         return x + self._linear((out.reshape(batch, length, -1) * gate).to(self.dtype), p["o_proj.weight"])
 
-    def _chunked(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, restart: Tensor) -> Tensor:
+    def _chunked(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, goes_on: Tensor) -> Tensor:
         batch, heads, length, dim = q.shape
         count = length // CHUNK
         q, k, v, decay, beta = (y.reshape(batch, heads, count, CHUNK, -1) for y in (q, k, v, decay, beta))
@@ -117,8 +114,7 @@ class TorchForward:
         state = torch.zeros(batch, heads, dim, dim, device=q.device)
         out: list[Tensor] = []
         for n in range(count):
-            if 2 * n == count:
-                state = state * (1.0 - restart)[:, None, None, None]
+            state = state * goes_on[:, n, None, None, None]
             update = fresh[:, :, n] - reads[:, :, n] @ state
             out.append(queries[:, :, n] @ state + within[:, :, n] @ update)
             state = remain[:, :, n] * state + writes[:, :, n] @ update
@@ -188,10 +184,10 @@ class TorchForward:
 
     def _conv(self, y: Tensor, weight: Tensor, keep: Tensor) -> Tensor:
         taps, length = weight[..., 0].to(self.dtype), y.shape[1]
-        padded = F.pad(y, (0, 0, 3, 0))
         out = y * taps[:, 3]
         for back in (1, 2, 3):
-            out = out + padded[:, 3 - back : 3 - back + length] * keep[back - 1] * taps[:, 3 - back]
+            past = F.pad(y[:, : length - back], (0, 0, back, 0))
+            out = out + past * keep[back - 1] * taps[:, 3 - back]
         return F.silu(out)
 
     def _rope(self, x: Tensor) -> Tensor:
@@ -204,10 +200,10 @@ class TorchForward:
 
 
 class TorchTrainer:
-    """Parameters, optimiser state and the step over them. `pairs` of the pool's first rows hold two sequences each."""
+    """Parameters, optimiser state and the step over them."""
 
     def __init__(
-        self, config: ModelConfig, parameters: Arrays, pool: Rows, pairs: int, dtype: str, *, compiled: bool = True
+        self, config: ModelConfig, parameters: Arrays, pool: Rows, dtype: str, *, compiled: bool = True
     ) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._forward = TorchForward(config, getattr(torch, dtype), self._device, compiled)
@@ -218,27 +214,27 @@ class TorchTrainer:
         self._trained = [name for name in self._weights if not name.endswith(".expert_bias")]
         for name in self._trained:
             self._weights[name].requires_grad_()
-        self._biases = [self._weights[name] for name in self._weights if name.endswith(".expert_bias")]
+        self._biases = [self._weights[name] for name in expert_bias_names(config)]
         self._muon = [name for name in self._trained if uses_muon(name, self._weights[name].shape)]
         self._adam = [name for name in self._trained if name not in self._muon]
         self._first = {name: torch.zeros_like(self._weights[name]) for name in self._trained}
         self._second = {name: torch.zeros_like(self._weights[name]) for name in self._adam}
         self._pool = torch.tensor(pool.astype(np.int32), device=self._device)
-        self._pairs = pairs
         self._scalars = torch.zeros(3, device=self._device)  # learning rate, bias rate, step
         self._metrics = torch.zeros(4, device=self._device)
+        self._usual_norm = torch.full((), 10.0, device=self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._rows = self._restart = torch.zeros(0)
+        self._rows = torch.zeros(0)
+        self._kept: list[Tensor] = []
 
     def step(self, picked: npt.NDArray[np.int32], rate: float, bias_rate: float, number: int) -> None:
         """One update on these rows of the pool; `number` counts from 1. The first few run before the graph is made."""
         index = torch.from_numpy(picked).to(self._device, non_blocking=True)
-        rows, restart = self._pool[index].long(), (index < self._pairs).float()
+        rows = self._pool[index].long()
         scalars = torch.tensor([rate, bias_rate, float(number)])
         if number == 1:
-            self._rows, self._restart = rows, restart
+            self._rows = rows
         self._rows.copy_(rows)
-        self._restart.copy_(restart)
         self._scalars.copy_(scalars, non_blocking=True)
         if self._device.type == "cpu":
             self._update()
@@ -266,22 +262,38 @@ class TorchTrainer:
         """[B, T] the likeliest next token after each of `tokens` [B, T]."""
         batch = torch.from_numpy(tokens).long().to(self._device)
         with torch.no_grad():
-            logits, _ = self._plain(self._weights, batch, torch.zeros(len(tokens), device=self._device))
+            logits, _ = self._plain(self._weights, batch, torch.zeros_like(batch))
         return logits.argmax(-1).int().cpu().numpy()
+
+    def remember(self) -> None:
+        """Keep a copy of the parameters and moments for `restore`."""
+        self._kept = [value.detach().clone() for value in self._state()]
+
+    def restore(self) -> None:
+        """Go back to what `remember` kept, in place, so that the graph stays valid."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._state(), self._kept)
+
+    def _state(self) -> list[Tensor]:
+        return [*self._weights.values(), *self._first.values(), *self._second.values()]
 
     def parameters(self) -> Arrays:
         return {name: value.detach().cpu().numpy() for name, value in self._weights.items()}
 
     def _update(self) -> None:
-        tokens = self._rows & (LEARNED - 1)
-        logits, load = self._forward(self._weights, tokens, self._restart)
+        tokens = self._rows & TOKEN
+        sequence = ((self._rows & START) > 0).long().cumsum(-1)
+        logits, load = self._forward(self._weights, tokens, sequence)
         learned = (self._rows[:, 1:] >= LEARNED).float()
         losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         loss = (losses * learned.flatten()).sum() / learned.sum()
         gradients = torch.autograd.grad(loss, [self._weights[name] for name in self._trained])
         with torch.no_grad():
             norm = torch.stack(torch._foreach_norm(gradients)).norm()
-            gradients = torch._foreach_mul(gradients, (self._options.max_norm / (norm + 1e-6)).clamp(max=1.0))
+            scale = (self._options.max_norm / (norm + 1e-6)).clamp(max=1.0)
+            # A step whose gradient is far above the usual one is left out: Muon would follow it at full length.
+            gradients = torch._foreach_mul(gradients, torch.where(norm < 5 * self._usual_norm, scale, 0.0))
+            self._usual_norm.lerp_(torch.minimum(norm, 2 * self._usual_norm), 0.02)
             self._apply(dict(zip(self._trained, gradients, strict=True)))
             for bias, share in zip(self._biases, load, strict=True):
                 bias += self._scalars[1] * torch.sign(1.0 - share)
@@ -293,6 +305,7 @@ class TorchTrainer:
         torch._foreach_mul_([w for w in weights if w.ndim > 1], 1 - rate * options.weight_decay)
         updates = self._adam_updates(gradients, number) + self._muon_updates(gradients)
         torch._foreach_mul_(updates, rate)
+        torch._foreach_mul_(updates[: len(self._adam)], options.adam_share)
         torch._foreach_sub_(weights, updates)
 
     def _adam_updates(self, gradients: Weights, number: Tensor) -> list[Tensor]:
