@@ -12,6 +12,8 @@ from ling_serve.errors import RequestError
 from ling_serve.protocol.base import ExpectationError, RequestBody, RequestPart, flag, number, shown, whole
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 4096
+"""Of all stop strings together: the matcher keeps a node for each."""
 MAX_LOGPROBS = 20
 
 Flag = Annotated[bool, BeforeValidator(flag)]
@@ -35,7 +37,10 @@ def stop_strings(value: object) -> tuple[str, ...]:
     stops = cast("list[object]", items)
     if len(stops) > MAX_STOP_STRINGS or not all(isinstance(stop, str) and stop for stop in stops):
         raise ExpectationError(expected)
-    return tuple(cast("list[str]", stops))
+    strings = tuple(cast("list[str]", stops))
+    if (length := sum(map(len, strings))) > MAX_STOP_CHARACTERS:
+        raise ExpectationError(f"at most {MAX_STOP_CHARACTERS} characters in all, and there are {length}")
+    return strings
 
 
 def logit_biases(value: object) -> dict[int, float]:

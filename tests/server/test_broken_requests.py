@@ -93,6 +93,7 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "stop as number": ({"stop": 5}, "stop", "expected a string or a list"),
     "stop empty": ({"stop": ""}, "stop", "none of them empty"),
     "stop too many": ({"stop": ["a"] * 17}, "stop", "up to 16"),
+    "stop too long": ({"stop": ["a" * 2048, "b" * 2049]}, "stop", "at most 4096 characters in all, and there are 4097"),
     "stop ids as text": ({"stop_token_ids": "1"}, "stop_token_ids", "list of token ids"),
     "stop id beyond the vocabulary": ({"stop_token_ids": [99_999]}, "stop_token_ids", "vocabulary"),
     "logit_bias key": ({"logit_bias": {"cat": 1}}, "logit_bias", "'cat' is not a token id"),
