@@ -24,13 +24,20 @@ def resolve_checkpoint(name: str) -> Path:
     if name == DEMO:
         return DEMO_CHECKPOINT
     path = Path(name).expanduser()
-    if name and path.exists():  # an empty path is the current folder
+    if name and _exists(path):  # an empty path is the current folder
         return path
     if not _REPO_ID.fullmatch(name):
         raise CheckpointError(
             f"{name!r} does not exist; expected a checkpoint folder, a Hugging Face repository as owner/name or {DEMO}"
         )
     return _download(name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
 
 
 def _download(repo_id: str) -> Path:

@@ -90,3 +90,13 @@ def test_failed_downloads_say_why(monkeypatch: pytest.MonkeyPatch, error: Except
     with pytest.raises(CheckpointError, match=expected) as caught:
         resolve_checkpoint("owner/name")
     assert "owner/name" in caught.value.message
+
+
+def test_a_path_that_may_not_be_looked_at_is_named(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    def forbidden(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    with pytest.raises(CheckpointError, match=r"^/locked/model cannot be read: Permission denied"):
+        resolve_checkpoint("/locked/model")
+    assert not asked
