@@ -1,6 +1,7 @@
 # `make serve` and `make test` each do everything on a fresh machine: Python >= 3.11, no GPU, no network but the package index.
 PYTHON ?= python3
-HOST ?= 127.0.0.1
+# Not ?=: some shells export HOST as the name of the machine.
+HOST = 127.0.0.1
 PORT ?= 8000
 MODEL ?= demo
 ARGS ?=
@@ -39,7 +40,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"ling-serve needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")'
 	@for other in $(filter-out $@,$(wildcard $(VENV)/.installed*)); do \
 	  echo "$(VENV) was installed as $$other; MLX's backends overwrite each other's files. Run: make clean"; exit 1; done
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
+	  { echo "No virtual environment could be made. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
 	touch $@
 
