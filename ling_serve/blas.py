@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+from ling_serve.errors import ConfigError
+
 _OPENBLAS_FILE = Path("cmeel.prefix", "lib", "libopenblas.so")
 
 
@@ -19,6 +21,7 @@ def preload_openblas() -> Path | None:
     """Load `cmeel-openblas` into the process's global symbols. Returns its path, or None if it cannot be had."""
     if sys.platform != "linux" or "mlx.core" in sys.modules:
         return None
+    _require_backend()
     found = [(packages, packages / _OPENBLAS_FILE) for packages in _site_packages()]
     packages, library = next(((p, file) for p, file in found if file.exists()), (Path(), None))
     if library is None:
@@ -35,6 +38,16 @@ def preload_openblas() -> Path | None:
         # Its threads wait for each other by spinning: with a busy neighbour on a core, products take 10 times as long.
         openblas.openblas_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     return library
+
+
+def _require_backend() -> None:
+    """Raises ConfigError where MLX's front end is installed without a backend: importing it would not say why."""
+    places = _site_packages()
+    if places and not any((packages / "mlx" / "lib" / "libmlx.so").exists() for packages in places):
+        raise ConfigError(
+            "MLX is installed without a backend; install exactly one: pip install 'ling-serve[cpu]' or "
+            "'ling-serve[cuda]'"
+        )
 
 
 def _load_bundled_gfortran(folder: Path) -> None:

@@ -92,6 +92,8 @@ class ServeConfig:
     http: HttpOptions = field(default_factory=HttpOptions)
 
 
-def _at_least(flag: str, value: int, least: int) -> None:
+def _at_least(flag: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{flag} is {value!r}; expected a whole number of at least {least}", param=flag)
     if value < least:
         raise ConfigError(f"{flag} is {value}; expected at least {least}", param=flag)
