@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ling_serve._version import __version__
 
 if TYPE_CHECKING:
+    from ling_serve.engine.request import SamplingParams as SamplingParams
     from ling_serve.llm import LLM as LLM
 
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from ling_serve.llm import LLM
 
         return LLM
+    if name == "SamplingParams":
+        from ling_serve.engine.request import SamplingParams
+
+        return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,7 +45,7 @@ class LLM:
     """A loaded model. Use it in the thread that made it, and close it, or use it as a context manager.
 
         with LLM("demo") as llm:
-            [completion] = llm.generate(["What is 17 times 23?"])
+            [answer] = llm.chat([{"role": "user", "content": "What is 17 times 23?"}])
 
     Options are the fields of `ModelOptions` and `EngineOptions`, such as `dtype` and `max_num_seqs`. Raises ConfigError
     for an unknown one, and whatever `build_engine` does.
@@ -221,6 +221,9 @@ class _Answer:
 
 def _config(model: str, options: Mapping[str, Any]) -> ServeConfig:
     """Sort options by the record they belong to."""
+    if "gpu_memory_utilization" in options:  # vLLM's name, as on the command line
+        options = {**options, "memory_utilization": options["gpu_memory_utilization"]}
+        del options["gpu_memory_utilization"]
     model_names, engine_names = ({f.name for f in fields(record)} for record in (ModelOptions, EngineOptions))
     for name in options:
         if name not in model_names | engine_names:

@@ -50,6 +50,7 @@ def parse_serve_flags(arguments: Sequence[str]) -> ServeConfig:
             max_num_seqs=flags.max_num_seqs,
             max_num_batched_tokens=flags.max_num_batched_tokens,
             block_size=flags.block_size,
+            max_queue_len=flags.max_queue_len,
             memory_utilization=flags.memory_utilization,
             seed=flags.seed,
         ),
@@ -111,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_fraction,
         default=engine.memory_utilization,
         help=_and_default("share of the memory that weights and caches may take"),
+    )
+    add(
+        "--max-queue-len",
+        metavar="N",
+        type=_whole,
+        default=engine.max_queue_len,
+        help=_and_default("requests that may wait; one more is answered 429"),
     )
     add("--seed", metavar="N", type=_whole, default=engine.seed, help=_and_default("for requests without a seed"))
     add("--tensor-parallel-size", "-tp", metavar="N", type=_whole, default=1, help="only 1 is supported")

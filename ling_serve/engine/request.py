@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How to choose tokens, and when to stop. Neutral values switch a feature off."""
 
-    max_tokens: int
+    max_tokens: int = 256
     """Most tokens to generate, at least 1."""
     temperature: float = 1.0
     """0 = greedy."""
