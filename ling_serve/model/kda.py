@@ -17,7 +17,10 @@ from ling_serve.cache.caches import Caches
 from ling_serve.cache.state_slots import KdaState
 from ling_serve.model.config import ModelConfig
 from ling_serve.model.forward_batch import ForwardBatch
+from ling_serve.model.joined import join, products
 from ling_serve.model.projection import Projection
+
+_INPUTS = (("q_proj", "k_proj", "v_proj"), ("f_proj",), ("g_proj",), ("b_proj",))
 
 _NORM_EPS = 1e-6
 """Added to the sum of squares of a query or key; fixed in the architecture, not a field of the config."""
@@ -104,12 +107,12 @@ class KdaAttention(nn.Module):
     def project(self, x: mx.array) -> Projected:
         """x [..., hidden]: every product with the layer's input, once for all tokens."""
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)
-        return Projected(
-            qkv=mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1),
-            decay=self.f_proj(x).reshape(heads),
-            beta=self.b_proj(x),
-            gate=self.g_proj(x).reshape(heads),
-        )
+        qkv, decay, gate, beta = products(self, _INPUTS, x)
+        return Projected(qkv, decay.reshape(heads), beta, gate.reshape(heads))
+
+    def fuse(self) -> None:
+        """Rearrange float32 weights for a CPU."""
+        join(self, _INPUTS)
 
     def step(self, rows: Projected, state: KdaState) -> tuple[mx.array, KdaState]:
         """One token of each of R sequences → o [R, H, D] float32 and their states."""

@@ -45,18 +45,14 @@ def load_model(path: Path, *, dtype: DTypeName = "auto", progress: Progress | No
     Raises CheckpointError, or one of its subclasses, naming what does not fit.
     """
     loaded = read_weights(path, dtype=dtype, progress=progress)
-    fuse = getattr(loaded.model, "fuse", None)
-    if fuse is not None:
-        fuse()
-        mx.eval(loaded.model.parameters())
-        mx.clear_cache()
+    loaded.model.fuse()
     for note in loaded.notes:
         log.info("%s: %s", path, note)
     return replace(loaded, weight_bytes=_nbytes(loaded.model))
 
 
 def read_weights(path: Path, *, dtype: DTypeName = "auto", progress: Progress | None = None) -> LoadedModel:
-    """Like `load_model`, with every parameter as stored: none are joined for speed yet."""
+    """Like `load_model`, with every parameter as stored: none are rearranged for speed yet."""
     refuse_folder(path)
     config = ModelConfig.from_file(path)
     refuse_quantization_method(config)

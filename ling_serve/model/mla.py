@@ -14,6 +14,7 @@ from ling_serve.cache.caches import Caches
 from ling_serve.model.config import ModelConfig
 from ling_serve.model.dense_weights import dense_weight
 from ling_serve.model.forward_batch import ForwardBatch
+from ling_serve.model.joined import join, products
 from ling_serve.model.mla_plan import AbsorbedGroup, MaterialisedPiece, MlaPlan
 from ling_serve.model.projection import Projection
 from ling_serve.model.rope import rotate, softmax_scale
@@ -38,6 +39,7 @@ class MlaAttention(nn.Module):
             self.q_a_proj = Projection(hidden, config.q_lora_rank)
             self.q_a_layernorm = nn.RMSNorm(config.q_lora_rank, eps=config.rms_norm_eps)
             self.q_b_proj = Projection(config.q_lora_rank, heads * config.qk_head_dim)
+        self._inputs = (("q_proj" if config.q_lora_rank is None else "q_a_proj",), ("kv_a_proj_with_mqa",), ("g_proj",))
         self.kv_a_proj_with_mqa = Projection(hidden, config.latent_width)
         self.kv_a_layernorm = nn.RMSNorm(self.latent_dim, eps=config.rms_norm_eps)
         self.embed_q = MultiLinear(self.nope_dim, self.latent_dim, heads)
@@ -48,9 +50,11 @@ class MlaAttention(nn.Module):
     def __call__(self, x: mx.array, batch: ForwardBatch, caches: Caches, layer: int, plan: MlaPlan) -> mx.array:
         """x [N, hidden] → [N, hidden]; appends the batch's latents to the pool of model layer `layer`."""
         N = x.shape[0]
-        q = self.q_proj(x) if "q_proj" in self else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q, latent, gate = products(self, self._inputs, x)
+        if "q_b_proj" in self:
+            q = self.q_b_proj(self.q_a_layernorm(q))
         q = q.reshape(N, self.num_heads, -1)
-        c, k_rope = mx.split(self.kv_a_proj_with_mqa(x), [self.latent_dim], axis=-1)
+        c, k_rope = mx.split(latent, [self.latent_dim], axis=-1)
         rotary = rotate(mx.concatenate([q[..., self.nope_dim :], k_rope[:, None]], axis=1), plan.turns)
         q_nope = q[..., : self.nope_dim].astype(mx.float32) * self.scale  # [N, H, nope]
         q_rope = rotary[:, :-1] * self.scale  # [N, H, rope]
@@ -70,8 +74,12 @@ class MlaAttention(nn.Module):
         mixed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         mixed = mixed if plan.back is None else mixed[plan.back]  # [N, H, v]
 
-        gate = mx.sigmoid(self.g_proj(x).astype(mx.float32))
+        gate = mx.sigmoid(gate.astype(mx.float32))
         return self.dense((mixed * gate[..., None]).reshape(N, -1).astype(x.dtype))
+
+    def fuse(self) -> None:
+        """Rearrange float32 weights for a CPU."""
+        join(self, self._inputs)
 
     def _absorbed(self, q_nope: mx.array, q_rope: mx.array, pool: mx.array, group: AbsorbedGroup) -> mx.array:
         """Queries [r·T, H, nope] and [r·T, H, rope] over the group's pages → [r·T, H, v] float32."""

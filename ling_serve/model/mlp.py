@@ -6,7 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from ling_kernels.exponential import silu
 
+from ling_serve.model.joined import join, products
 from ling_serve.model.projection import Projection
+
+_INPUTS = (("gate_proj",), ("up_proj",))
 
 
 def clamped_swiglu(gate: mx.array, up: mx.array, limit: float | None) -> mx.array:
@@ -32,4 +35,9 @@ class GatedMlp(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """[N, hidden] → [N, hidden]."""
-        return self.down_proj(clamped_swiglu(self.gate_proj(x), self.up_proj(x), self.limit))
+        gate, up = products(self, _INPUTS, x)
+        return self.down_proj(clamped_swiglu(gate, up, self.limit))
+
+    def fuse(self) -> None:
+        """Rearrange float32 weights for a CPU."""
+        join(self, _INPUTS)

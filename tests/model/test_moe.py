@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from ling_serve.model import moe
+from ling_serve.model import experts as experts_module
 from ling_serve.model.config import ModelConfig
 from ling_serve.model.mlp import clamped_swiglu
 from ling_serve.model.moe import ExpertRouter, MixtureOfExperts
@@ -91,8 +91,8 @@ def test_experts_gathered_sorted_and_looped(
         "sorted": (0, 10**9),
         "looped": (0, 0),
     }.items():
-        monkeypatch.setattr(moe, "MIN_SORTED_ROWS", least_sorted)
-        monkeypatch.setattr(moe, "MIN_ROWS_PER_EXPERT", least_looped)
+        monkeypatch.setattr(experts_module, "MIN_SORTED_ROWS", least_sorted)
+        monkeypatch.setattr(experts_module, "MIN_ROWS_PER_EXPERT", least_looped)
         errors[form] = relative_rms(np.array(layer(mx.array(x))), expected)
     print(num_tokens, {form: f"{error:.1e}" for form, error in errors.items()})
     assert max(errors.values()) <= 1e-5
@@ -105,9 +105,9 @@ def test_quantised_experts_looped_equal_gathered(bits: int, mode: str, monkeypat
     nn.quantize(layer.switch_mlp, group_size=32, bits=bits, mode=mode)
     x = mx.random.normal((40, 64), key=mx.random.key(0))
     experts, _ = layer.gate(x)
-    monkeypatch.setattr(moe, "MIN_ROWS_PER_EXPERT", 10**9)
+    monkeypatch.setattr(experts_module, "MIN_ROWS_PER_EXPERT", 10**9)
     gathered = np.array(layer.switch_mlp(x, experts))
-    monkeypatch.setattr(moe, "MIN_ROWS_PER_EXPERT", 0)
+    monkeypatch.setattr(experts_module, "MIN_ROWS_PER_EXPERT", 0)
     error = relative_rms(np.array(layer.switch_mlp(x, experts)), gathered)
     print(mode, f"{error:.1e}")
     assert error <= 1e-5
