@@ -1,14 +1,15 @@
-"""Shows how far the weights are: a bar on a terminal, a few plain lines elsewhere."""
+"""Shows how far the weights are: a bar on a terminal, elsewhere a plain line now and then and one at the end."""
 
 from __future__ import annotations
 
 import logging
+import time
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 log = logging.getLogger(__name__)
-_LINES = 4
+_LINE_EVERY_S = 5.0
 
 
 class LoadingProgress:
@@ -28,7 +29,7 @@ class LoadingProgress:
             else None
         )
         self._task: TaskID | None = None
-        self._lines_said = 0
+        self._next_line = time.monotonic() + _LINE_EVERY_S
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         if self._bar is not None:
@@ -37,10 +38,9 @@ class LoadingProgress:
                 self._task = self._bar.add_task("loading weights", total=total_bytes)
             self._bar.update(self._task, completed=done_bytes)
             return
-        lines = _LINES * done_bytes // max(total_bytes, 1)
-        if lines > self._lines_said:
-            self._lines_said = lines
-            log.info("loading weights: %d %% of %s", 100 * lines // _LINES, _size(total_bytes))
+        if done_bytes >= total_bytes or time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_EVERY_S
+            log.info("loading weights: %d %% of %s", 100 * done_bytes // max(total_bytes, 1), _size(total_bytes))
 
     def close(self) -> None:
         if self._bar is not None:

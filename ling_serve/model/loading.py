@@ -46,8 +46,7 @@ def load_model(path: Path, *, dtype: DTypeName = "auto", progress: Progress | No
     """
     loaded = read_weights(path, dtype=dtype, progress=progress)
     loaded.model.fuse()
-    for note in loaded.notes:
-        log.info("%s: %s", path, note)
+    log.info("%s: %s", path, "; ".join(loaded.notes))
     return replace(loaded, weight_bytes=_nbytes(loaded.model))
 
 
