@@ -91,11 +91,11 @@ def _by_digits(a: int, b: int, sign: str) -> str:
     return ", ".join(steps) or f"{a}{sign}0={a}"
 
 
-def random_product(rng: random.Random) -> Turn:
+def random_product(rng: random.Random, wordings: Sequence[str] = phrases.PRODUCT) -> Turn:
     a, b = rng.randint(0, MAX_FACTOR), rng.randint(0 if rng.random() < 0.2 else 10, MAX_FACTOR)
     if rng.random() < 0.5:
         a, b = b, a
-    return product_turn(a, b, rng.choice(phrases.PRODUCT))
+    return product_turn(a, b, rng.choice(wordings))
 
 
 def random_terms(rng: random.Random, kind: str, held_out: bool = False) -> tuple[int, int]:

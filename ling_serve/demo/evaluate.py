@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ling_serve.demo import data
+from ling_serve.demo import data, phrases
 from ling_serve.demo.data import Conversation, Turn
 from ling_serve.demo.pool import LEARNED, TOKEN, Rows, encode, load_tokenizer, pad, padding_id
 
@@ -29,24 +29,35 @@ class Task:
     rows: Rows
 
 
-def tasks(samples: int, seed: int = 1_000_003) -> list[Task]:
-    """`samples` questions of every kind, each with thinking off and on."""
-    result: list[Task] = []
+def questions(samples: int, seed: int = 1_000_003) -> dict[str, list[Turn]]:
+    """`samples` turns of every kind, by its name; the same ones every time."""
+    result: dict[str, list[Turn]] = {}
     for name, make in _MAKERS.items():
         rng = random.Random(f"{name}:{seed}")
-        turns = [make(rng) for _ in range(samples)]
-        for thinking in (False, True):
-            conversations = [Conversation((turn,), thinking) for turn in turns]
-            result.append(_task(f"{name}, thinking {'on' if thinking else 'off'}", conversations))
-    rng = random.Random(seed)
+        result[name] = [make(rng) for _ in range(samples)]
+    return result
+
+
+def tasks(samples: int) -> list[Task]:
+    """Rows of `questions`, each with thinking off and on, and of conversations of three turns."""
+    result = [
+        _task(f"{name}, thinking {'on' if thinking else 'off'}", [Conversation((turn,), thinking) for turn in turns])
+        for name, turns in questions(samples).items()
+        for thinking in (False, True)
+    ]
+    rng = random.Random(samples)
     several = [data.random_conversation(rng, thinking=False, turns=3) for _ in range(samples)]
     return [*result, _task("three turns, thinking off", several)]
 
 
+def product_turns() -> list[Turn]:
+    """Every product from 10 × 10 to 99 × 99, as `a * b`."""
+    return [data.product_turn(a, b, "{a} * {b}") for a in range(10, 100) for b in range(10, 100)]
+
+
 def all_products() -> Task:
-    """Every product from 10 × 10 to 99 × 99 as `a * b`, thinking off."""
-    turns = [data.product_turn(a, b, "{a} * {b}") for a in range(10, 100) for b in range(10, 100)]
-    return _task("all 8,100 products, thinking off", [Conversation((turn,), False) for turn in turns])
+    """`product_turns` with thinking off."""
+    return _task("all 8,100 products, thinking off", [Conversation((turn,), False) for turn in product_turns()])
 
 
 def _task(name: str, conversations: list[Conversation]) -> Task:
@@ -69,6 +80,7 @@ def right_rows(predict: Predict, rows: Rows, batch: int = 256) -> npt.NDArray[np
 
 _MAKERS: dict[str, Callable[[random.Random], Turn]] = {
     "products": data.random_product,
+    "products, wordings never trained": lambda rng: data.random_product(rng, phrases.PRODUCT_NEVER_TRAINED),
     "sums": data.random_sum,
     "sums never trained": lambda rng: data.random_sum(rng, held_out=True),
     "differences": data.random_difference,

@@ -44,7 +44,7 @@ class MlxOptimizer:
             else:
                 updates[name] = self._adam(name, gradient, state, step)
         updates = {name: update * self._options.adam_share for name, update in updates.items()}
-        updates |= self._orthogonal(matrices)
+        updates |= orthogonal(matrices, self._options.update_rms)
         for name, update in updates.items():
             value = parameters[name]
             decay = self._options.weight_decay if value.ndim > 1 else 0.0
@@ -58,25 +58,26 @@ class MlxOptimizer:
         state[f"{name}:m"], state[f"{name}:v"] = m, v
         return (m / (1.0 - first**step)) / (mx.sqrt(v / (1.0 - second**step)) + self._options.eps)
 
-    def _orthogonal(self, matrices: Arrays) -> Arrays:
-        """The nearest semi-orthogonal matrix of each, all of one shape in one batch."""
-        groups: dict[tuple[int, int], list[str]] = {}
-        for name, value in matrices.items():
-            small, large = sorted(value.shape[-2:])
-            groups.setdefault((small, large), []).append(name)
-        result: Arrays = {}
-        for (small, large), names in groups.items():
-            flat = [_wide(matrices[name]).reshape(-1, small, large) for name in names]
-            solved = _newton_schulz(mx.concatenate(flat))
-            factor = self._options.update_rms * large**0.5
-            start = 0
-            for name, part in zip(names, flat, strict=True):
-                shape = matrices[name].shape
-                piece = solved[start : start + part.shape[0]] * factor
-                start += part.shape[0]
-                piece = piece.swapaxes(-1, -2) if shape[-2] > shape[-1] else piece
-                result[name] = piece.reshape(shape).astype(mx.float32)
-        return result
+
+def orthogonal(matrices: Arrays, update_rms: float) -> Arrays:
+    """About the nearest semi-orthogonal matrix of each, scaled to elements of this root mean square."""
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, value in matrices.items():
+        small, large = sorted(value.shape[-2:])
+        groups.setdefault((small, large), []).append(name)
+    result: Arrays = {}
+    for (small, large), names in groups.items():
+        flat = [_wide(matrices[name]).reshape(-1, small, large) for name in names]
+        solved = _newton_schulz(mx.concatenate(flat))
+        factor = update_rms * large**0.5
+        start = 0
+        for name, part in zip(names, flat, strict=True):
+            shape = matrices[name].shape
+            piece = solved[start : start + part.shape[0]] * factor
+            start += part.shape[0]
+            piece = piece.swapaxes(-1, -2) if shape[-2] > shape[-1] else piece
+            result[name] = piece.reshape(shape).astype(mx.float32)
+    return result
 
 
 def _wide(matrix: mx.array) -> mx.array:

@@ -38,6 +38,15 @@ PRODUCT = (
     "{a} multiplied by {b}",
 )
 
+PRODUCT_NEVER_TRAINED = (
+    "Tell me {a} times {b}.",
+    "I need the product of {a} and {b}, please.",
+    "what do you get when you multiply {a} by {b}?",
+    "{a} multiplied with {b}",
+    "Hey, what's {a}x{b}?",
+)
+"""Only for the evaluation."""
+
 SUM = (
     "What is {a} plus {b}?",
     "What is {a} + {b}?",
