@@ -11,12 +11,9 @@ import pytest
 
 from ling_serve.commands.serve import load_text
 from ling_serve.config import EngineOptions, ModelOptions, ServeConfig
-from ling_serve.demo import CHECKPOINT
 from ling_serve.engine.build import build_engine
 from ling_serve.engine.thread import EngineThread
 from tests.server.live_server import serving, wait_until
-
-pytestmark = pytest.mark.skipif(not (CHECKPOINT / "model.safetensors").exists(), reason="the demo is not trained yet")
 
 OPTIONS = ModelOptions("demo", default_chat_template_kwargs={"enable_thinking": False})
 
