@@ -36,7 +36,9 @@ class TrainOptions:
     backend: str = "mlx"
     """`mlx`, or `torch` for CUDA, where MLX spends minutes compiling the kernels of the step."""
     seconds: float = 500.0
-    steps: int = 1_000_000
+    """How long to train when `steps` is 0."""
+    steps: int = 0
+    """How many steps to train; the clock then has no say, and the same seed gives the same run on the same machine."""
     rate: float = 2e-3
     warm_up: int = 200
     rows: int = 512
@@ -109,7 +111,7 @@ def train(options: TrainOptions) -> None:
     best, slower = math.inf, 1.0
     while True:
         elapsed = time.monotonic() - started
-        progress = max(number / options.steps, elapsed / options.seconds)
+        progress = number / options.steps if options.steps else elapsed / options.seconds
         if progress >= 1.0:
             break
         number += 1

@@ -67,6 +67,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options = train.TrainOptions(
         tmp_path / "out",
         steps=3,
+        seconds=0.0,
         rows=2,
         conversations=20,
         pool=tmp_path / "pool.npz",
