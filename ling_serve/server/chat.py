@@ -95,7 +95,7 @@ def _prepare(service: Service, ready: Ready, body_bytes: bytes) -> _Chat:
 
 async def _complete(chat: _Chat, generation: Generation, receive: Receive) -> ChatCompletion:
     texts: list[str] = []
-    tokens: tuple[TextToken, ...] = ()
+    tokens: list[TextToken] = []
     finish: FinishReason | None = None
     async with aclosing(generation.parts(receive)) as batches:
         async for parts in batches:
@@ -106,7 +106,7 @@ async def _complete(chat: _Chat, generation: Generation, receive: Receive) -> Ch
     answer = ChatChoice(
         index=0,
         message=AnswerMessage(content="".join(texts)),
-        logprobs=chat.logprobs(tokens),
+        logprobs=chat.logprobs(tuple(tokens)),
         finish_reason=wire_finish(finish),
     )
     return ChatCompletion(id=chat.id, created=chat.created, model=chat.model, choices=[answer], usage=generation.usage)
