@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.bailing_moe_v3 import Model, ModelArgs
-from mlx_lm.models.switch_layers import SwitchLinear
 
 from ling_serve.model.bailing_v3 import BailingV3
 from ling_serve.model.config import ModelConfig
@@ -26,23 +25,27 @@ def test_parameter_paths_are_those_of_mlx_lm(overrides: dict[str, Any]) -> None:
     }
 
 
-def test_weights_are_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head and each layer's expert projections run once, for 1 sequence and for 16."""
+@pytest.mark.parametrize(("fused", "products_per_layer"), [(False, 3), (True, 2)])
+def test_weights_are_read_once_a_step(monkeypatch: pytest.MonkeyPatch, fused: bool, products_per_layer: int) -> None:
+    """The head and each layer's expert projections run once, for 1 sequence and for 16, as stored and as served."""
     values = small_config()
     model = random_model(values)
+    if fused:
+        model.fuse()
     expert_calls: list[int] = []
     head_calls: list[tuple[int, ...]] = []
-    run_experts, head = SwitchLinear.__call__, model.lm_head
+    multiply, head = mx.gather_mm, model.lm_head
 
-    def count_experts(self: SwitchLinear, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        expert_calls.append(self.num_experts)
-        return run_experts(self, x, *args, **kwargs)
+    def count_experts(rows: mx.array, weight: mx.array, **options: Any) -> mx.array:
+        if weight.shape[0] == values["num_experts"]:  # latents are multiplied page by page with it too
+            expert_calls.append(weight.shape[0])
+        return multiply(rows, weight, **options)
 
     def count_head(hidden: mx.array) -> mx.array:
         head_calls.append(hidden.shape)
         return head(hidden)
 
-    monkeypatch.setattr(SwitchLinear, "__call__", count_experts)
+    monkeypatch.setattr(mx, "gather_mm", count_experts)
     monkeypatch.setitem(model, "lm_head", count_head)
     for sequences in (1, 16):
         expert_calls.clear()
@@ -50,7 +53,7 @@ def test_weights_are_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         run = PackedRun(model, ModelConfig.from_dict(values), num_slots=16)
         run.step({str(number): [number] for number in range(sequences)})
         print(sequences, len(expert_calls), head_calls)
-        assert len(expert_calls) == 3 * 3  # gate, up and down of three layers
+        assert len(expert_calls) == products_per_layer * 3  # gate, up (joined when fused) and down of three layers
         assert head_calls == [(sequences, 48)]
 
 
