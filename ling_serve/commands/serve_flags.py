@@ -72,7 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     add("positional_model", metavar="MODEL", nargs="?", help="a folder, a Hugging Face repo id, or demo")
     add("--model", metavar="MODEL", help="the same as a flag")
     add("--served-model-name", metavar="NAME", nargs="+", default=[], help="names for clients (default: MODEL)")
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default=model.dtype, help="compute dtype")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default=model.dtype,
+        help=_and_default("compute dtype"),
+    )
     add("--chat-template", metavar="FILE", type=_existing_file, help="a Jinja file instead of the checkpoint's own")
     add(
         "--default-chat-template-kwargs",
@@ -127,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default=http.host, help=_and_default("address to listen on"))
     add("--port", type=_port, default=http.port, help=_and_default("0 = any free port"))
     add("--api-key", metavar="KEY", type=_key, help="ask clients for Authorization: Bearer KEY")
-    add("--log-level", choices=LOG_LEVELS, default=http.log_level, help="how much to log")
+    add("--log-level", choices=LOG_LEVELS, default=http.log_level, help=_and_default("how much to log"))
     return parser
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from ling_serve.errors import RequestError
+from ling_serve.errors import RequestError, UnsupportedParameter
 from ling_serve.protocol.base import ExpectationError, Refusal, RequestPart, WireModel, shown
 from ling_serve.protocol.fields import IGNORED, REFUSED_IN_CHAT
 from ling_serve.protocol.sampling import Flag, LogprobCount, SamplingBody, TokenCount
@@ -41,7 +41,9 @@ def _text_of_part(part: object) -> str:
     given = fields.get("type")
     kind = given if isinstance(given, str) else ""
     if kind in _NO_TEXT:
-        raise RequestError(f"a message holds a part of type {kind!r}; the model reads text only", param="messages")
+        raise UnsupportedParameter(
+            f"a message holds a part of type {kind!r}; the model reads text only", param="messages"
+        )
     text = fields.get(_TEXT_FIELDS[kind]) if kind in _TEXT_FIELDS else None
     if not isinstance(text, str):
         raise ExpectationError('a string or a list of parts {"type": "text", "text": "…"}')
