@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive
@@ -25,14 +25,15 @@ from ling_serve.protocol.chat import (
     ChatLogprobs,
     Delta,
 )
-from ling_serve.server.bodies import decode_json, read_body
+from ling_serve.server.bodies import decode_json
 from ling_serve.server.choice_text import ChoiceText, Part, TextToken
+from ling_serve.server.endpoint import answer, stream_events
 from ling_serve.server.generation import Choice, Generation
 from ling_serve.server.logprobs import chat_logprobs
-from ling_serve.server.responses import json_response, wire_finish
+from ling_serve.server.responses import wire_finish
 from ling_serve.server.sampling import sampling_params, stop_plan
 from ling_serve.server.service import Ready, Service
-from ling_serve.server.sse import DONE, HEARTBEAT, EventStream, event, templated
+from ling_serve.server.sse import event, templated
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -40,15 +41,7 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     async def create_chat_completion(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        ready = service.ready()
-        body_bytes = await read_body(request, service.max_body_bytes)
-        chat = await asyncio.to_thread(_prepare, service, ready, body_bytes)
-        service.warn_of_unknown_fields(chat.body)
-        generation = Generation(service, [chat.choice])
-        generation.start()
-        if chat.body.stream:
-            return EventStream(generation, lambda receive: _stream(chat, generation, receive, service.heartbeat_s))
-        return json_response(await _complete(chat, generation, request.receive))
+        return await answer(service, request, prepare=_prepare, complete=_complete, stream=_stream)
 
     return router
 
@@ -62,7 +55,7 @@ class _Chat:
     created: int
     body: ChatCompletionRequest
     ready: Ready
-    choice: Choice
+    choices: list[Choice]
 
     def logprobs(self, tokens: tuple[TextToken, ...]) -> ChatLogprobs | None:
         if self.body.wanted_logprobs is None:
@@ -90,7 +83,7 @@ def _prepare(service: Service, ready: Ready, body_bytes: bytes) -> _Chat:
         eos_token_ids=text.defaults.eos_token_ids,
     )
     choice = Choice(engine_request, ChoiceText(0, text.tokenizer, stop_plan(body, text.defaults)))
-    return _Chat(chat_id, service.model_names[0], int(time.time()), body, ready, choice)
+    return _Chat(chat_id, service.model_names[0], int(time.time()), body, ready, [choice])
 
 
 async def _complete(chat: _Chat, generation: Generation, receive: Receive) -> ChatCompletion:
@@ -103,16 +96,16 @@ async def _complete(chat: _Chat, generation: Generation, receive: Receive) -> Ch
                 texts.append(part.text)
                 tokens += part.tokens
                 finish = part.finish
-    answer = ChatChoice(
+    choice = ChatChoice(
         index=0,
         message=AnswerMessage(content="".join(texts)),
         logprobs=chat.logprobs(tuple(tokens)),
         finish_reason=wire_finish(finish),
     )
-    return ChatCompletion(id=chat.id, created=chat.created, model=chat.model, choices=[answer], usage=generation.usage)
+    return ChatCompletion(id=chat.id, created=chat.created, model=chat.model, choices=[choice], usage=generation.usage)
 
 
-async def _stream(chat: _Chat, generation: Generation, receive: Receive, heartbeat_s: float) -> AsyncGenerator[str]:
+def _stream(chat: _Chat, generation: Generation, receive: Receive, heartbeat_s: float) -> AsyncGenerator[str]:
     options = chat.body.stream_options
     with_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
     continuous = options is not None and options.continuous_usage_stats
@@ -142,12 +135,9 @@ async def _stream(chat: _Chat, generation: Generation, receive: Receive, heartbe
 
     is_plain = not continuous and chat.body.wanted_logprobs is None
     plain_chunk = templated(text_chunk)
-    yield chunk(ChatChunkChoice(index=0, delta=Delta(role="assistant", content="")), usage=continuous)
-    async with aclosing(generation.parts(receive, heartbeat_s)) as batches:
-        async for parts in batches:
-            # Text held back as the possible start of a stop string leaves nothing to send.
-            if text := "".join(map(chunks_of, parts)) if parts else HEARTBEAT:
-                yield text
-    if options is not None and options.include_usage:
-        yield chunk(usage=True)
-    yield DONE
+    return stream_events(
+        generation.parts(receive, heartbeat_s),
+        chunks_of,
+        first=chunk(ChatChunkChoice(index=0, delta=Delta(role="assistant", content="")), usage=continuous),
+        last=partial(chunk, usage=True) if options is not None and options.include_usage else None,
+    )

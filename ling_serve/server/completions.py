@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -17,14 +16,15 @@ from ling_serve.engine.request import FinishReason
 from ling_serve.engine.request import Request as EngineRequest
 from ling_serve.protocol import Completion, CompletionRequest, parse_body
 from ling_serve.protocol.completions import CompletionChoice, CompletionLogprobs
-from ling_serve.server.bodies import decode_json, read_body
+from ling_serve.server.bodies import decode_json
 from ling_serve.server.choice_text import ChoiceText, Part, TextToken
+from ling_serve.server.endpoint import answer, stream_events
 from ling_serve.server.generation import Choice, Generation
 from ling_serve.server.logprobs import completion_logprobs
-from ling_serve.server.responses import json_response, wire_finish
+from ling_serve.server.responses import wire_finish
 from ling_serve.server.sampling import sampling_params, stop_plan
 from ling_serve.server.service import Ready, Service
-from ling_serve.server.sse import DONE, HEARTBEAT, EventStream, event, templated
+from ling_serve.server.sse import event, templated
 
 
 def completions_router(service: Service) -> APIRouter:
@@ -32,15 +32,7 @@ def completions_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", summary="Continue a text")
     async def create_completion(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        ready = service.ready()
-        body_bytes = await read_body(request, service.max_body_bytes)
-        job = await asyncio.to_thread(_prepare, service, ready, body_bytes)
-        service.warn_of_unknown_fields(job.body)
-        generation = Generation(service, job.choices)
-        generation.start()
-        if job.body.stream:
-            return EventStream(generation, lambda receive: _stream(job, generation, receive, service.heartbeat_s))
-        return json_response(await _complete(job, generation, request.receive))
+        return await answer(service, request, prepare=_prepare, complete=_complete, stream=_stream)
 
     return router
 
@@ -113,7 +105,7 @@ async def _complete(job: _Job, generation: Generation, receive: Receive) -> Comp
     return Completion(id=job.id, created=job.created, model=job.model, choices=choices, usage=generation.usage)
 
 
-async def _stream(job: _Job, generation: Generation, receive: Receive, heartbeat_s: float) -> AsyncGenerator[str]:
+def _stream(job: _Job, generation: Generation, receive: Receive, heartbeat_s: float) -> AsyncGenerator[str]:
     options = job.body.stream_options
     with_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
     continuous = options is not None and options.continuous_usage_stats
@@ -144,11 +136,8 @@ async def _stream(job: _Job, generation: Generation, receive: Receive, heartbeat
 
     is_plain = not continuous and job.body.wanted_logprobs is None
     plain_chunks = [templated(partial(text_chunk, index)) for index in range(len(job.choices))]
-    async with aclosing(generation.parts(receive, heartbeat_s)) as batches:
-        async for parts in batches:
-            # Text held back as the possible start of a stop string leaves nothing to send.
-            if text := "".join(map(chunks_of, parts)) if parts else HEARTBEAT:
-                yield text
-    if options is not None and options.include_usage:
-        yield chunk(usage=True)
-    yield DONE
+    return stream_events(
+        generation.parts(receive, heartbeat_s),
+        chunks_of,
+        last=partial(chunk, usage=True) if options is not None and options.include_usage else None,
+    )
