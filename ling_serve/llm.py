@@ -11,17 +11,15 @@ from itertools import count
 from types import TracebackType
 from typing import Any
 
+from ling_serve.choice_text import ChoiceText, StopPlan
 from ling_serve.config import EngineOptions, ModelOptions, ServeConfig
-from ling_serve.engine.build import build_engine
+from ling_serve.engine.build import build_engine_from
 from ling_serve.engine.engine import Engine
 from ling_serve.engine.events import ErrorEvent, TokenEvent, TokenLogprobs
 from ling_serve.engine.request import FinishReason, Request, SamplingParams
 from ling_serve.errors import ConfigError, LingServeError, QueueFull, RequestError
 from ling_serve.model.checkpoint_path import resolve_checkpoint
-from ling_serve.text.detokenizer import Detokenizer
-from ling_serve.text.generation_config import GenerationDefaults
-from ling_serve.text.stops import StopMatcher
-from ling_serve.text.template import ChatTemplate
+from ling_serve.text.text_side import TextSide
 from ling_serve.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -54,12 +52,9 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         config = _config(model, options)
         path = resolve_checkpoint(model)
-        self.tokenizer = Tokenizer.from_checkpoint(path)
-        self.defaults = GenerationDefaults.from_checkpoint(path, config.model.generation_config, self.tokenizer)
-        self.template = ChatTemplate(
-            self.tokenizer, config.model.chat_template, config.model.default_chat_template_kwargs
-        )
-        self._engine: Engine | None = build_engine(config)
+        text = TextSide.from_checkpoint(path, config.model)
+        self.tokenizer, self.template, self.defaults = text.tokenizer, text.template, text.defaults
+        self._engine: Engine | None = build_engine_from(path, config)
         self._ids = count()
 
     @property
@@ -86,7 +81,7 @@ class LLM:
         ids = [tuple(self.tokenizer.encode(p)) if isinstance(p, str) else tuple(p) for p in prompts]
         chosen = self._sampling(ids, sampling)
         answers = [
-            _Answer(self._request(prompt, params), self.tokenizer, self._stops(params, stop))
+            _Answer(self._request(prompt, params), self.tokenizer, self._stop_plan(params, stop))
             for prompt, params in zip(ids, chosen, strict=True)
         ]
         self._run(answers)
@@ -141,8 +136,8 @@ class LLM:
     def _request(self, prompt: tuple[int, ...], sampling: SamplingParams) -> Request:
         return Request(f"llm-{next(self._ids)}", prompt, sampling, self.defaults.eos_token_ids)
 
-    def _stops(self, sampling: SamplingParams, stop: Sequence[str]) -> list[str]:
-        return [*stop] if sampling.ignore_eos else [*stop, *self.defaults.implicit_stop_strings]
+    def _stop_plan(self, sampling: SamplingParams, stop: Sequence[str]) -> StopPlan:
+        return StopPlan(tuple(stop), () if sampling.ignore_eos else self.defaults.implicit_stop_strings)
 
     def _run(self, answers: Sequence[_Answer]) -> None:
         engine = self.engine
@@ -187,32 +182,24 @@ def _admitted(engine: Engine, waiting: deque[_Answer]) -> Iterator[_Answer]:
 class _Answer:
     """A completion as it comes."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, plan: StopPlan) -> None:
         self.request = request
         self.finish: FinishReason | None = None
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
-        self._stops = StopMatcher(stops)
-        self._text: list[str] = []
+        self._text = ChoiceText(0, tokenizer, plan)
+        self._parts: list[str] = []
         self._events: list[TokenEvent] = []
 
     def take(self, event: TokenEvent) -> None:
         self._events.append(event)
-        text = "" if event.is_stop_token else self._detokenizer.push([event.token])
-        if event.finish is not None:
-            text += self._detokenizer.finish()
-        found = self._stops.push(text)
-        self._text.append(found.text)
-        if found.matched is not None:
-            self.finish = FinishReason.STOP
-        elif event.finish is not None:
-            self._text.append(self._stops.flush())
-            self.finish = event.finish
+        part = self._text.push(event)
+        self._parts.append(part.text)
+        self.finish = part.finish
 
     def completion(self) -> Completion:
         assert self.finish is not None
         logprobs = tuple(event.logprobs for event in self._events if event.logprobs is not None)
         return Completion(
-            text="".join(self._text),
+            text="".join(self._parts),
             token_ids=tuple(event.token for event in self._events),
             finish_reason=self.finish,
             logprobs=logprobs if self.request.sampling.logprobs is not None else None,

@@ -8,6 +8,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from ling_serve.cache.budget import show_bytes
+
 log = logging.getLogger(__name__)
 _LINE_EVERY_S = 5.0
 
@@ -40,12 +42,8 @@ class LoadingProgress:
             return
         if done_bytes >= total_bytes or time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            log.info("loading weights: %d %% of %s", 100 * done_bytes // max(total_bytes, 1), _size(total_bytes))
+            log.info("loading weights: %d %% of %s", 100 * done_bytes // max(total_bytes, 1), show_bytes(total_bytes))
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

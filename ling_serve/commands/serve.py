@@ -18,16 +18,14 @@ from ling_serve.cache.budget import Row
 from ling_serve.commands.http_server import HttpServer, listen
 from ling_serve.commands.leave import leave, report
 from ling_serve.commands.loading_progress import LoadingProgress
-from ling_serve.config import ModelOptions, ServeConfig
+from ling_serve.config import ServeConfig
 from ling_serve.engine.engine import Engine
 from ling_serve.engine.thread import EngineState, EngineThread
 from ling_serve.errors import EngineDead, LingServeError
 from ling_serve.model.checkpoint_path import resolve_checkpoint
 from ling_serve.server.app import create_app
-from ling_serve.server.service import LiveGenerations, Service, TextSide, model_names
-from ling_serve.text.generation_config import GenerationDefaults
-from ling_serve.text.template import ChatTemplate
-from ling_serve.text.tokenizer import Tokenizer
+from ling_serve.server.service import LiveGenerations, Service, model_names
+from ling_serve.text.text_side import TextSide
 
 log = logging.getLogger(__name__)
 
@@ -90,21 +88,14 @@ def _run(config: ServeConfig, listener: socket.socket, console: Console) -> int:
 
 def _load(config: ServeConfig, text: Future[TextSide], progress: LoadingProgress) -> Engine:
     """The text side first: it is quick, and a broken tokenizer should not cost a long wait for weights."""
-    text.set_result(load_text(config.model))
+    path = resolve_checkpoint(config.model.model)
+    text.set_result(TextSide.from_checkpoint(path, config.model))
     # MLX and transformers take seconds to import, and meanwhile /health is answered already.
-    from ling_serve.engine.build import build_engine
+    from ling_serve.engine.build import build_engine_from
 
-    engine = build_engine(config, progress)
+    engine = build_engine_from(path, config, progress)
     progress.close()
     return engine
-
-
-def load_text(options: ModelOptions) -> TextSide:
-    """Tokenizer, template and sampling defaults. Raises `CheckpointError` or `ConfigError`."""
-    path = resolve_checkpoint(options.model)
-    tokenizer = Tokenizer.from_checkpoint(path)
-    template = ChatTemplate(tokenizer, options.chat_template, options.default_chat_template_kwargs)
-    return TextSide(tokenizer, template, GenerationDefaults.from_checkpoint(path, options.generation_config, tokenizer))
 
 
 def _explain(error: BaseException, was_ready: bool) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ling_serve.blas  # isort: skip  (must come before MLX)
 
+from pathlib import Path
+
 import mlx.core as mx
 
 from ling_serve.cache import Caches
@@ -21,12 +23,17 @@ LEAST_BUFFER_CACHE = 64 << 20
 
 
 def build_engine(config: ServeConfig, progress: Progress | None = None) -> Engine:
+    """`build_engine_from` the folder that `config` names."""
+    return build_engine_from(resolve_checkpoint(config.model.model), config, progress)
+
+
+def build_engine_from(path: Path, config: ServeConfig, progress: Progress | None = None) -> Engine:
     """Call this on the thread that will run the engine. `progress` hears of the bytes of weights read.
 
     Raises CheckpointError for a checkpoint that cannot be served, ConfigError for settings that do not fit it.
     """
     limit = memory_limit_bytes()
-    loaded = load_model(resolve_checkpoint(config.model.model), dtype=config.model.dtype, progress=progress)
+    loaded = load_model(path, dtype=config.model.dtype, progress=progress)
     layout = loaded.config.cache_layout(loaded.dtype)
     vocab_size, model_max_len = loaded.config.vocab_size, loaded.config.max_position_embeddings
     cost = measure_step(loaded.model, layout, config.engine, vocab_size=vocab_size, max_model_len=model_max_len)

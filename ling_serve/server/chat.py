@@ -12,6 +12,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive
 
+from ling_serve.choice_text import ChoiceText, Part, TextToken
 from ling_serve.engine.request import FinishReason
 from ling_serve.engine.request import Request as EngineRequest
 from ling_serve.protocol import parse_body
@@ -26,7 +27,6 @@ from ling_serve.protocol.chat import (
     Delta,
 )
 from ling_serve.server.bodies import decode_json
-from ling_serve.server.choice_text import ChoiceText, Part, TextToken
 from ling_serve.server.endpoint import answer, stream_events
 from ling_serve.server.generation import Choice, Generation
 from ling_serve.server.logprobs import chat_logprobs

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 from fastapi import Request, Response
 from starlette.types import Receive
 
+from ling_serve.choice_text import Part
 from ling_serve.protocol.base import WireModel
 from ling_serve.protocol.sampling import SamplingBody
 from ling_serve.server.bodies import read_body
-from ling_serve.server.choice_text import Part
 from ling_serve.server.generation import Choice, Generation
 from ling_serve.server.responses import json_response
 from ling_serve.server.service import Ready, Service

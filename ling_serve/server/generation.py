@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
+from ling_serve.choice_text import ChoiceText, Part, merged
 from ling_serve.engine.events import AbortedEvent, ErrorEvent, Event, TokenEvent
 from ling_serve.engine.request import Request
 from ling_serve.errors import LingServeError
 from ling_serve.protocol.usage import Usage
-from ling_serve.server.choice_text import ChoiceText, Part, merged
 from ling_serve.server.service import Service
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ling_serve.choice_text import TextToken
 from ling_serve.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from ling_serve.protocol.completions import CompletionLogprobs
-from ling_serve.server.choice_text import TextToken
 from ling_serve.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0  # JSON has no infinity

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from ling_serve.choice_text import StopPlan
 from ling_serve.engine.request import SamplingParams
 from ling_serve.errors import ContextLengthExceeded, RequestError
 from ling_serve.protocol.sampling import SamplingBody
-from ling_serve.server.choice_text import StopPlan
 from ling_serve.server.service import Ready
 from ling_serve.text.generation_config import GenerationDefaults
 

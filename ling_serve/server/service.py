@@ -14,9 +14,7 @@ from ling_serve.engine.request import Request
 from ling_serve.errors import EngineDead, LingServeError, ModelNotFound, NotReady, QueueFull, RequestError
 from ling_serve.protocol.base import RequestBody, shown
 from ling_serve.server.bridge import Bridge
-from ling_serve.text.generation_config import GenerationDefaults
-from ling_serve.text.template import ChatTemplate
-from ling_serve.text.tokenizer import Tokenizer
+from ling_serve.text.text_side import TextSide
 
 log = logging.getLogger(__name__)
 _MOST_WARNED_NAMES = 1000
@@ -57,15 +55,6 @@ class EnginePort(Protocol):
         ...
 
     def abort(self, request_id: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class TextSide:
-    """Everything between text and ids."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    defaults: GenerationDefaults
 
 
 @dataclass(frozen=True)

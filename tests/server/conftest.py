@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ling_serve.server.service import TextSide
 from ling_serve.text.generation_config import GenerationDefaults
 from ling_serve.text.template import ChatTemplate
+from ling_serve.text.text_side import TextSide
 from ling_serve.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import write_tokenizer
 from tests.server.fake_engine import FakeEngine

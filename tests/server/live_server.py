@@ -16,7 +16,8 @@ from typing import Any
 import uvicorn
 
 from ling_serve.server.app import create_app
-from ling_serve.server.service import EnginePort, LiveGenerations, Service, TextSide
+from ling_serve.server.service import EnginePort, LiveGenerations, Service
+from ling_serve.text.text_side import TextSide
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ling_serve.server.service import TextSide
+from ling_serve.text.text_side import TextSide
 from tests.server.fake_engine import FakeEngine
 from tests.server.live_server import Answer, Server, serving
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ling_serve.choice_text import ChoiceText, Part, StopPlan, merged
 from ling_serve.engine.events import TokenEvent, TokenLogprobs
 from ling_serve.engine.request import FinishReason
 from ling_serve.server.bridge import Bridge
-from ling_serve.server.choice_text import ChoiceText, Part, StopPlan, merged
-from ling_serve.server.service import TextSide
+from ling_serve.text.text_side import TextSide
 from ling_serve.text.tokenizer import Tokenizer
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from ling_serve.commands.serve import load_text
 from ling_serve.config import EngineOptions, ModelOptions, ServeConfig
+from ling_serve.demo import CHECKPOINT
 from ling_serve.engine.build import build_engine
 from ling_serve.engine.thread import EngineThread
+from ling_serve.text.text_side import TextSide
 from tests.server.live_server import serving, wait_until
 
 OPTIONS = ModelOptions("demo", default_chat_template_kwargs={"enable_thinking": False})
@@ -25,7 +26,7 @@ def client() -> Iterator[openai.OpenAI]:
     wait_until(lambda: engine.state != "loading", "the model is loaded", timeout_s=60)
     assert engine.state == "ready", engine.error
     with (
-        serving(engine, load_text(OPTIONS), model_names=("demo",)) as server,
+        serving(engine, TextSide.from_checkpoint(CHECKPOINT, OPTIONS), model_names=("demo",)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
     ):
         yield client

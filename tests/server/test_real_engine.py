@@ -11,12 +11,12 @@ from typing import Any
 import openai
 import pytest
 
-from ling_serve.commands.serve import load_text
 from ling_serve.config import EngineOptions, ModelOptions, ServeConfig
 from ling_serve.engine.build import build_engine
 from ling_serve.engine.engine import Engine
 from ling_serve.engine.stats import EngineStats
 from ling_serve.engine.thread import EngineThread
+from ling_serve.text.text_side import TextSide
 from tests.checkpoints import cached_checkpoint
 from tests.server.live_server import Server, data_lines, serving, wait_until
 from tests.server.test_hang_up import send
@@ -44,7 +44,8 @@ def thread() -> Iterator[EngineThread]:
 
 @pytest.fixture(scope="module")
 def server(thread: EngineThread) -> Iterator[Server]:
-    text = load_text(ModelOptions(str(cached_checkpoint({"max_position_embeddings": MAX_LEN}))))
+    checkpoint = cached_checkpoint({"max_position_embeddings": MAX_LEN})
+    text = TextSide.from_checkpoint(checkpoint, ModelOptions(str(checkpoint)))
     with serving(thread, text, model_names=("tiny",)) as server:
         yield server
 
