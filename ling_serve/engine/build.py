@@ -7,6 +7,7 @@ import ling_serve.blas  # isort: skip  (must come before MLX)
 from pathlib import Path
 
 import mlx.core as mx
+from ling_kernels.device import on_cpu
 
 from ling_serve.cache import Caches
 from ling_serve.cache.budget import MemoryPlan, Row, plan_memory, show_bytes
@@ -66,12 +67,11 @@ def _info(config: ServeConfig, loaded: LoadedModel, plan: MemoryPlan) -> tuple[R
     model = loaded.config
     mla, kda = len(model.mla_layers), len(model.kda_layers)
     blas = ling_serve.blas.OPENBLAS
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
     device = str(mx.device_info().get("device_name", "unknown device"))
     return (
         ("model", config.model.model),
         ("layers", f"{mla} MLA / {kda} KDA"),
-        ("device", f"{device}, {'OpenBLAS' if blas else 'the BLAS of MLX'}" if on_cpu else device),
+        ("device", f"{device}, {'OpenBLAS' if blas else 'the BLAS of MLX'}" if on_cpu() else device),
         ("dtype", f"{str(loaded.dtype).removeprefix('mlx.core.')}, {show_bytes(loaded.weight_bytes)} of weights"),
         *plan.rows,
     )

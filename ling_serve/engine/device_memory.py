@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import mlx.core as mx
+from ling_kernels.device import on_cpu
 
 from ling_serve.model.weights.compute_dtype import free_memory_bytes
 
@@ -20,7 +21,7 @@ def memory_limit_bytes() -> int:
     info = mx.device_info()
     if mx.metal.is_available() and WORKING_SET in info:
         return int(info[WORKING_SET])
-    if mx.default_device().type == mx.DeviceType.cpu:
+    if on_cpu():
         free = free_memory_bytes()
         return free if free is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in _TOTALS:

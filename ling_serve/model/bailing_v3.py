@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
+from ling_kernels.device import on_cpu
 
 from ling_serve.cache.caches import Caches
 from ling_serve.model.config import AttentionKind, LayerPlan, MlpKind, ModelConfig
@@ -95,7 +96,7 @@ class BailingV3(nn.Module):
 
         Parameter paths change: load first. Memory holds one layer's weights twice at most.
         """
-        if not _on_cpu():
+        if not on_cpu():
             return
         for layer in self.model.layers:
             layer.attention.fuse()
@@ -103,14 +104,10 @@ class BailingV3(nn.Module):
             mx.clear_cache()
 
 
-def _on_cpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.cpu
-
-
 def _start(x: mx.array) -> None:
     """On a CPU, let the computation of `x` begin while Python builds the rest of the graph.
 
     Decoding is short enough there for the two to take turns otherwise: a fifth of a step's time.
     """
-    if x.shape[0] <= MOST_STARTED_TOKENS and _on_cpu():
+    if x.shape[0] <= MOST_STARTED_TOKENS and on_cpu():
         mx.async_eval(x)

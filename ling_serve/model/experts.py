@@ -7,6 +7,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from ling_kernels.device import on_cpu
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from ling_serve.model.config import ModelConfig
@@ -98,7 +99,7 @@ class RoutedExperts(Experts):
     def _prefers_loop(self, num_rows: int) -> bool:
         """On a CPU: many rows per expert, few ones of weights slow to multiply with, or 16-bit ones, which MLX has no
         gathered product for there."""
-        if mx.default_device().type != mx.DeviceType.cpu:
+        if not on_cpu():
             return False
         mean_rows = num_rows // self.num_experts
         plain_16_bit = "scales" not in self.gate_proj and self.gate_proj.weight.dtype != mx.float32

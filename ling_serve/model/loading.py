@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
+from ling_kernels.device import on_cpu
 from mlx.utils import tree_flatten  # pyright: ignore[reportUnknownVariableType]
 
 from ling_serve.config import DTypeName
@@ -63,8 +64,7 @@ def read_weights(path: Path, *, dtype: DTypeName = "auto", progress: Progress | 
     quantizations = detect_quantization(model, catalog, config)
     quantize_modules(model, quantizations)
     plan = plan_weights(model, catalog, config)
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    chosen, reason = choose_dtype(dtype, plan, on_cpu=on_cpu, free_bytes=free_memory_bytes())
+    chosen, reason = choose_dtype(dtype, plan, on_cpu=on_cpu(), free_bytes=free_memory_bytes())
 
     fill_model(model, plan, chosen, progress)
     notes = (

@@ -10,6 +10,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from ling_kernels.device import on_cpu
 
 from ling_serve.model.dense_weights import dense_weight
 
@@ -20,7 +21,7 @@ _DENSE_FROM_ROWS = {"affine": 4, "mxfp8": 4, "mxfp4": 32, "nvfp4": 32}
 def prefers_dense(module: nn.Module, num_rows: int) -> bool:
     """Whether a product of `num_rows` rows with the module's weight should go through float32."""
     threshold = _DENSE_FROM_ROWS[cast("str", module.mode)] if "scales" in module else _DENSE_FROM_ROWS_16_BIT
-    if num_rows < threshold or mx.default_device().type != mx.DeviceType.cpu:
+    if num_rows < threshold or not on_cpu():
         return False
     return "scales" in module or cast("mx.array", module["weight"]).dtype != mx.float32
 

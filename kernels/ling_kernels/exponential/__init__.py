@@ -14,6 +14,7 @@ from typing import cast
 
 import mlx.core as mx
 
+from ling_kernels.device import on_cpu
 from ling_kernels.exponential.polynomial import exp2_polynomial
 
 _LOG2_E = log2(e)
@@ -46,7 +47,7 @@ def silu(x: mx.array) -> mx.array:
 
 
 def _slow_exp(size: int) -> bool:
-    return _CALLS_LIBRARY_FMA and size >= _POWER_FROM and mx.default_device().type == mx.DeviceType.cpu
+    return _CALLS_LIBRARY_FMA and size >= _POWER_FROM and on_cpu()
 
 
 def _exp2(y: mx.array) -> mx.array:
