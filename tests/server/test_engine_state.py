@@ -61,8 +61,10 @@ def test_one_refusal_by_the_engine_is_its_own(serve: Callable[..., Server]) -> N
             if running.request.sampling.seed == 13:
                 from ling_serve.engine.events import ErrorEvent
 
-                self._live.pop(running.request.id)
-                running.sink(ErrorEvent(running.request.id, RequestError("seed is 13", param="seed")))
+                with self._lock:  # an abort may have been first
+                    is_live = self._live.pop(running.request.id, None) is not None
+                if is_live:
+                    running.sink(ErrorEvent(running.request.id, RequestError("seed is 13", param="seed")))
             else:
                 super()._advance(running)
 
